@@ -1,0 +1,1 @@
+"""Multi-head attention residuals for PyTorch."""
