@@ -1,0 +1,59 @@
+"""Decoder configurations by name: the shapes of the paper, and a tiny one for a laptop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Qwen3Config
+from transformers.configuration_utils import PreTrainedConfig
+
+from depthroute.errors import nearest
+
+# Qwen3-style decoders (arXiv 2607.27230, table of models). With the tied embedding of 151,936 words they hold 116 M,
+# 199 M, 533 M and 1,079 M parameters. The paper gives no FFN width for 124m: 2304 is ours.
+_COLUMNS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+_PRESETS = {
+    "tiny": (128, 6, 8, 4, 16, 384, 1024),
+    "100m": (512, 12, 8, 4, 64, 1536, 2048),
+    "124m": (768, 12, 12, 4, 64, 2304, 2048),
+    "350m": (1024, 24, 16, 8, 64, 4096, 1024),
+    "1b": (1280, 36, 16, 8, 80, 5120, 1024),
+}
+_SHARED: dict[str, Any] = {
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": True,
+}
+
+
+def available() -> tuple[str, ...]:
+    """The names of all presets."""
+    return tuple(_PRESETS)
+
+
+def decoder_config(name: str, **overrides: Any) -> PreTrainedConfig:
+    """The decoder configuration of a preset; `overrides` replace its fields (vocab_size=..., num_hidden_layers=...).
+
+    Raises ValueError for an unknown preset or field.
+    """
+    if name not in _PRESETS:
+        raise ValueError(f"preset: unknown preset {name!r}{nearest(str(name), _PRESETS)}")
+    config = Qwen3Config(**_SHARED, **dict(zip(_COLUMNS, _PRESETS[name], strict=True)))
+    known = config.to_dict()
+    for key in overrides:
+        if key not in known:
+            raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
+    values = {**_SHARED, **dict(zip(_COLUMNS, _PRESETS[name], strict=True)), **overrides}
+    return Qwen3Config(**values)

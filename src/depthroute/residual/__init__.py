@@ -1,0 +1,58 @@
+"""Residual schemes: how a sublayer reads from and writes to what came before it. One small file for each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from depthroute.errors import nearest
+from depthroute.residual.additive import Additive
+from depthroute.residual.base import Residual, State
+from depthroute.residual.block_mhar import BlockMhar
+from depthroute.residual.hyper_connections import HyperConnections
+from depthroute.residual.mhar import Mhar
+from depthroute.residual.options import build_options
+from depthroute.residual.read import DepthRead
+
+__all__ = ["DepthRead", "Residual", "State", "available", "build", "resolve"]
+
+_SCHEMES: dict[str, type[Residual]] = {
+    "additive": Additive,
+    "block_mhar": BlockMhar,
+    "hyper_connections": HyperConnections,
+    "mhar": Mhar,
+}
+
+
+def available() -> tuple[str, ...]:
+    """The names of all schemes."""
+    return tuple(_SCHEMES)
+
+
+def resolve(residual: dict[str, Any], decoder: Any) -> dict[str, Any]:
+    """The `residual` entry of a configuration, checked against the decoder, with every default written out.
+
+    Raises ValueError or TypeError that names the key, what it got and what it wants.
+    """
+    scheme, options = _parse(residual)
+    scheme.check(options, decoder)
+    return {"scheme": residual["scheme"], **asdict(options)}
+
+
+def build(residual: dict[str, Any], decoder: Any) -> Residual:
+    """The scheme that a `residual` entry describes, for this decoder. Draws no random numbers."""
+    scheme, options = _parse(residual)
+    return scheme(options, decoder)
+
+
+def _parse(residual: dict[str, Any]) -> tuple[type[Residual], Any]:
+    if not isinstance(residual, dict):
+        raise TypeError(f"residual is {residual!r}, but must be a mapping like {{'scheme': 'mhar', 'num_heads': 'kv'}}")
+    values = dict(residual)
+    name = values.pop("scheme", None)
+    if name is None:
+        raise ValueError(f"residual has no 'scheme'; wanted one of {', '.join(_SCHEMES)}")
+    if name not in _SCHEMES:
+        raise ValueError(f"residual.scheme: unknown scheme {name!r}{nearest(str(name), _SCHEMES)}")
+    scheme = _SCHEMES[name]
+    return scheme, build_options(scheme.Options, values, name)

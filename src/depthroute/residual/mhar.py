@@ -1,0 +1,95 @@
+"""Multi-head attention residuals: every sublayer reads its own softmax mix of all earlier outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from depthroute.residual.base import Residual, State, as_source, sublayer_name
+from depthroute.residual.options import check_choice, check_count, check_number, route_heads
+from depthroute.residual.read import DepthRead
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What every scheme that reads over depth can be told.
+
+    num_heads: H, the route heads, or "kv" for the decoder's number of KV heads; 1 is single-head attention residuals.
+    scale: temperature of the logits (1 / sqrt(H) at H = 1 is the temperature control of the multi-head form).
+    eps: of the key norm.
+    backend: of `depthroute.depth_mix`.
+    """
+
+    num_heads: int | str = "kv"
+    scale: float = 1.0
+    eps: float = 1e-6
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads, also=("kv",))
+        check_number("scale", self.scale, above=0.0)
+        check_number("eps", self.eps, above=0.0)
+        check_choice("backend", self.backend, ("auto", "reference", "triton"))
+
+    def read(self, decoder: Any) -> DepthRead:
+        """A fresh read site for this decoder."""
+        heads = route_heads(self.num_heads, decoder)
+        return DepthRead(decoder.hidden_size, heads, scale=self.scale, eps=self.eps, backend=self.backend)
+
+
+class Mhar(Residual):
+    """Full multi-head attention residuals (arXiv 2607.27230). State: the sources, the embedding first.
+
+    Site j reads sources 0 .. j. Site 0 has one source, so it has no query: `reads[i]` belongs to site i + 1.
+    With zero queries a read is the stream divided by its number of sources, which the norm behind it undoes up to
+    its eps; `read_scale: sum` multiplies the read by that number, so that a converted model starts as the original.
+    """
+
+    @dataclass(frozen=True)
+    class Options(ReadOptions):
+        read_scale: str = "mean"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_choice("read_scale", self.read_scale, ("mean", "sum"))
+
+    identity_at_init = "up_to_eps"
+
+    def __init__(self, options: Options, decoder: Any) -> None:
+        super().__init__(options, decoder)
+        self.reads = nn.ModuleList(options.read(decoder) for _ in range(1, self.num_sites))
+
+    @classmethod
+    def check(cls, options: Options, decoder: Any) -> None:
+        route_heads(options.num_heads, decoder)
+
+    def start(self, x: Tensor) -> State:
+        return (as_source(x),)
+
+    def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
+        return norm(self._mix(state, site)), state
+
+    def write(self, state: State, y: Tensor, site: int) -> State:
+        return (*state, as_source(y))
+
+    def finish(self, state: State) -> Tensor:
+        return self._mix(state, self.num_sites - 1)
+
+    def site_read(self, state: State, site: int) -> tuple[DepthRead, State] | None:
+        if site == 0:
+            return None
+        read: DepthRead = self.reads[site - 1]  # type: ignore[assignment]
+        return read, state
+
+    def source_names(self, site: int) -> tuple[str, ...]:
+        if site == 0:
+            return ()
+        return ("embedding", *(sublayer_name(written) for written in range(site)))
+
+    def _mix(self, state: State, site: int) -> Tensor:
+        if site == 0:
+            return state[0]
+        mix = self.reads[site - 1](state)
+        return mix * len(state) if self.options.read_scale == "sum" else mix
