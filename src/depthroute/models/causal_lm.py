@@ -20,7 +20,9 @@ class DepthRoutedForCausalLM(DepthRoutedPreTrainedModel, GenerationMixin):
     Parameters carry the names of the stock model; those of the scheme are `model.residual.*`.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    config: DepthRoutedConfig
 
     def __init__(self, config: DepthRoutedConfig) -> None:
         super().__init__(config)

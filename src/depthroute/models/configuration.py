@@ -39,13 +39,15 @@ class DepthRoutedConfig(DecoderSubConfig, PreTrainedConfig):
 
     model_type = "depthroute"
 
-    decoder: dict | PreTrainedConfig | None = None
-    residual: dict | None = None
+    decoder: Any = None
+    residual: Any = None
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.decoder = _decoder_config(self.decoder)
-        self.residual = schemes.resolve({"scheme": "additive"} if self.residual is None else self.residual, self.decoder)
+        self.residual = schemes.resolve(
+            {"scheme": "additive"} if self.residual is None else self.residual, self.decoder
+        )
         # A loaded file brings these back at the top level; the decoder's own are the ones that hold.
         for name in _FROM_DECODER:
             kwargs.pop(name, None)
@@ -77,7 +79,9 @@ def _decoder_config(decoder: Any) -> PreTrainedConfig:
     if decoder is None:
         decoder = {"model_type": "qwen3"}
     if not isinstance(decoder, dict | PreTrainedConfig):
-        raise TypeError(f"decoder is {type(decoder).__name__}, but must be a transformers configuration or a dictionary")
+        raise TypeError(
+            f"decoder is {type(decoder).__name__}, but must be a transformers configuration or a dictionary"
+        )
     model_type = decoder.get("model_type") if isinstance(decoder, dict) else decoder.model_type
     if model_type not in SUPPORTED_DECODERS:
         raise ValueError(

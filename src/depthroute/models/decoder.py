@@ -28,6 +28,11 @@ class DepthRoutedDecoderLayer(GradientCheckpointingLayer):
     Both stay in one module, since a parameter must be used inside the forward of the module that FSDP wraps.
     """
 
+    self_attn: nn.Module
+    mlp: nn.Module
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+
     def __init__(self, stock: nn.Module, index: int) -> None:
         super().__init__()
         _adopt(self, stock, _LAYER_CHILDREN)
@@ -46,8 +51,8 @@ class DepthRoutedPreTrainedModel(PreTrainedModel):
     config_class = DepthRoutedConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("DepthRoutedDecoderLayer",)
-    _skip_keys_device_placement = (CACHE,)
+    _no_split_modules = ["DepthRoutedDecoderLayer"]
+    _skip_keys_device_placement = [CACHE]
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -59,11 +64,17 @@ class DepthRoutedPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         # The modules of a scheme that own parameters know how these start.
         if hasattr(module, "reset_parameters") and type(module).__module__.startswith("depthroute."):
-            module.reset_parameters()
+            module.reset_parameters()  # type: ignore[operator]
 
 
 class DepthRoutedModel(DepthRoutedPreTrainedModel):
     """Token ids (B, T) -> hidden states (B, T, D)."""
+
+    config: DepthRoutedConfig
+    embed_tokens: nn.Module
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary_emb: nn.Module
 
     def __init__(self, config: DepthRoutedConfig) -> None:
         super().__init__(config)

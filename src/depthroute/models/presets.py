@@ -50,10 +50,9 @@ def decoder_config(name: str, **overrides: Any) -> PreTrainedConfig:
     """
     if name not in _PRESETS:
         raise ValueError(f"preset: unknown preset {name!r}{nearest(str(name), _PRESETS)}")
-    config = Qwen3Config(**_SHARED, **dict(zip(_COLUMNS, _PRESETS[name], strict=True)))
-    known = config.to_dict()
+    preset: dict[str, Any] = {**_SHARED, **dict(zip(_COLUMNS, _PRESETS[name], strict=True))}
+    known = Qwen3Config(**preset).to_dict()
     for key in overrides:
         if key not in known:
             raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
-    values = {**_SHARED, **dict(zip(_COLUMNS, _PRESETS[name], strict=True)), **overrides}
-    return Qwen3Config(**values)
+    return Qwen3Config(**{**preset, **overrides})

@@ -82,7 +82,8 @@ class HyperConnections(Residual):
     def __init__(self, options: Options, decoder: Any) -> None:
         super().__init__(options, decoder)
         self.connections = nn.ModuleList(
-            HyperConnection(self.width, options.num_streams, site, options.dynamic) for site in range(self.num_sites - 1)
+            HyperConnection(self.width, options.num_streams, site, options.dynamic)
+            for site in range(self.num_sites - 1)
         )
 
     def start(self, x: Tensor) -> State:

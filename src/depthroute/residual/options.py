@@ -52,7 +52,9 @@ def check_flag(name: str, value: Any) -> None:
 
 def route_heads(num_heads: int | str, decoder: Any) -> int:
     """H for this decoder: `num_heads`, or the number of its KV heads for "kv". ValueError where H does not divide D."""
-    heads = decoder.num_key_value_heads if num_heads == "kv" else num_heads
+    heads = int(decoder.num_key_value_heads if num_heads == "kv" else num_heads)
     if decoder.hidden_size % heads:
-        raise ValueError(f"residual.num_heads is {num_heads!r} (H = {heads}), but must divide hidden_size {decoder.hidden_size}")
+        raise ValueError(
+            f"residual.num_heads is {num_heads!r} (H = {heads}), but must divide hidden_size {decoder.hidden_size}"
+        )
     return heads
