@@ -1,0 +1,166 @@
+"""One read in Triton: any number of sources, route heads and width, one pass over the sources in each direction.
+
+Bytes for each token, itemsize b: forward (N + 1) D b; backward (2 N + 2) D b and the query gradient's partial sums.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops.kernels import wide
+from depthroute.ops.kernels.launch import entry, on_device, plain, pointer_table
+from depthroute.ops.kernels.tiles import read_tile
+
+
+@triton.jit(do_not_specialize=["N", "T"])
+def _forward_kernel(
+    table, weight, mix, lse, rstd, N, T, eps,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    head, k = tl.arange(0, BH), tl.arange(0, BK)
+    live = token < T
+    column = head[None, :, None] * K + k[None, None, :]
+    inside = (head < H)[None, :, None] & (k < K)[None, None, :]
+    row = token[:, None, None] * (H * K) + column
+    mask = live[:, None, None] & inside
+
+    w = tl.load(weight + column, mask=inside, other=0.0)  # [1, BH, BK]
+    top = tl.full((BT, BH), float("-inf"), tl.float32)
+    total = tl.zeros((BT, BH), tl.float32)
+    acc = tl.zeros((BT, BH, BK), tl.float32)
+    for first in range(0, N, UNROLL):
+        values = ()
+        for i in tl.static_range(UNROLL):  # every load is on its way before the first is used
+            source = entry(table, first + i, N, mix.dtype.element_ty)
+            values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)
+        logits = ()
+        new_top = top
+        for i in tl.static_range(UNROLL):
+            v = values[i].to(tl.float32)
+            r = tl.rsqrt(tl.sum(tl.sum(v * v, 2), 1) / (H * K) + eps)  # [BT]
+            tl.store(rstd + token * N + first + i, r, mask=live & (first + i < N))
+            logit = tl.sum(v * w, 2) * r[:, None]  # [BT, BH]
+            logit = tl.where(first + i < N, logit, float("-inf"))
+            new_top = tl.maximum(new_top, logit)
+            logits = logits + (logit,)
+        decay = tl.exp(top - new_top)
+        total *= decay
+        acc *= decay[:, :, None]
+        for i in tl.static_range(UNROLL):
+            p = tl.exp(logits[i] - new_top)
+            total += p
+            acc += p[:, :, None] * values[i].to(tl.float32)
+        top = new_top
+    tl.store(mix + row, (acc / total[:, :, None]).to(mix.dtype.element_ty), mask=mask)
+    tl.store(lse + token[:, None] * H + head[None, :], top + tl.log(total), mask=live[:, None] & (head < H)[None, :])
+
+
+@triton.jit(do_not_specialize=["N", "T", "steps"])
+def _backward_kernel(
+    table, grad, weight, mix, lse, rstd, partial, N, T, steps,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    head, k = tl.arange(0, BH), tl.arange(0, BK)
+    column = head[None, :, None] * K + k[None, None, :]
+    inside = (head < H)[None, :, None] & (k < K)[None, None, :]
+
+    w = tl.load(weight + column, mask=inside, other=0.0)  # [1, BH, BK]
+    dw = tl.zeros((BT, BH, BK), tl.float32)
+    for step in range(steps):
+        token = (program * steps + step) * BT + tl.arange(0, BT)
+        live = token < T
+        row = token[:, None, None] * (H * K) + column
+        mask = live[:, None, None] & inside
+        g = tl.load(grad + row, mask=mask, other=0.0).to(tl.float32)
+        delta = tl.sum(g * tl.load(mix + row, mask=mask, other=0.0).to(tl.float32), 2)  # [BT, BH]
+        z = tl.load(lse + token[:, None] * H + head[None, :], mask=live[:, None] & (head < H)[None, :], other=0.0)
+        excess = tl.zeros((BT, BH), tl.float32)
+        keys = tl.zeros((BT, BH, BK), tl.float32)
+        for first in range(0, N, UNROLL):
+            values = ()
+            for i in tl.static_range(UNROLL):
+                source = entry(table, first + i, N, mix.dtype.element_ty)
+                values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)
+            for i in tl.static_range(UNROLL):
+                n = first + i
+                v = values[i].to(tl.float32)
+                r = tl.load(rstd + token * N + n, mask=live & (n < N), other=0.0)[:, None]  # [BT, 1]
+                raw = tl.sum(v * w, 2)
+                p = tl.where(n < N, tl.exp(raw * r - z), 0.0)
+                dl = p * (tl.sum(v * g, 2) - delta)
+                u = dl * r
+                c = tl.sum(dl * raw, 1)[:, None] * (r * r * r / (H * K))  # [BT, 1]
+                ds = p[:, :, None] * g + u[:, :, None] * w - c[:, :, None] * v
+                wanted = (
+                    mask
+                    & (n < N)
+                    & (tl.load(table + N + n, mask=n < N, other=0) != tl.load(table + n, mask=n < N, other=0))
+                )
+                tl.store(entry(table + N, n, N, mix.dtype.element_ty) + row, ds.to(mix.dtype.element_ty), mask=wanted)
+                dw += u[:, :, None] * v
+                excess += dl
+                keys += (p * r)[:, :, None] * v
+        # dl sums to zero over the sources, but for the rounding of mix in delta: taken out of dw here, where it is known.
+        dw -= excess[:, :, None] * keys
+    column2 = head[:, None] * K + k[None, :]
+    tl.store(partial + program * (H * K) + column2, tl.sum(dw, 0), mask=(head < H)[:, None] & (k < K)[None, :])
+
+
+def forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources N x (..., D), weight (D,) in fp32 -> mix (..., D), log-sum-exps (..., H), 1 / rms of each source (..., N)."""
+    D = sources[0].shape[-1]
+    mix = sources[0].new_empty(sources[0].shape)
+    lse = weight.new_empty((*mix.shape[:-1], num_heads))
+    rstd = weight.new_empty((*mix.shape[:-1], len(sources)))
+    rows, weight, T = [plain(source) for source in sources], plain(weight), mix.numel() // D
+    tile = read_tile(num_heads, D // num_heads, mix.element_size())
+    with on_device(mix):
+        table = pointer_table(rows)
+        if tile is None:
+            wide.forward(table, weight, mix, lse, rstd, len(rows), T, eps)
+        else:
+            _forward_kernel[(triton.cdiv(T, tile.tokens),)](
+                table, weight, mix, lse, rstd, len(rows), T, eps, num_heads, D // num_heads,
+                tile.tokens, tile.heads, tile.width, tile.unroll, num_warps=tile.warps,
+            )  # fmt: skip
+    return mix, lse, rstd
+
+
+def backward(
+    grad: Tensor,
+    sources: Sequence[Tensor],
+    weight: Tensor,
+    mix: Tensor,
+    lse: Tensor,
+    rstd: Tensor,
+    num_heads: int,
+    wanted: Sequence[bool],
+) -> tuple[list[Tensor], Tensor]:
+    """Gradients of the wanted sources, in order, and of the weight, from the upstream `grad` (..., D) of any strides."""
+    D = mix.shape[-1]
+    if len(sources) == 1:
+        # The only weight is 1 whatever the query is. Recomputed, it could be off by a rounding.
+        return [grad.clone(memory_format=torch.contiguous_format)] if wanted[0] else [], torch.zeros_like(weight)
+    rows, weight, grad, T = [plain(source) for source in sources], plain(weight), plain(grad), mix.numel() // D
+    grads = [mix.new_empty(mix.shape) for each in wanted if each]
+    rest = iter(grads)
+    # A source as its own target means that its gradient is not wanted; the kernels write no such target.
+    targets = [next(rest) if each else row for row, each in zip(rows, wanted, strict=True)]
+    tile = read_tile(num_heads, D // num_heads, mix.element_size())
+    with on_device(mix):
+        table = pointer_table([*rows, *targets])
+        if tile is None:
+            return grads, wide.backward(table, grad, weight, mix, lse, rstd, len(rows), T)
+        blocks = triton.cdiv(T, tile.tokens)
+        steps = max(1, triton.cdiv(blocks, tile.programs))
+        partial = weight.new_empty((triton.cdiv(blocks, steps), D))
+        _backward_kernel[(len(partial),)](
+            table, grad, weight, mix, lse, rstd, partial, len(rows), T, steps, num_heads, D // num_heads,
+            tile.tokens, tile.heads, tile.width, tile.unroll, num_warps=tile.warps,
+        )  # fmt: skip
+        return grads, partial.sum(0)
