@@ -1,0 +1,156 @@
+"""What a run writes and shows while it goes: metrics.jsonl, and a line of progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from depthroute.training.checkpoints import write_text
+from depthroute.training.meter import Meter, synchronize
+
+
+class MetricsWriter(TrainerCallback):
+    """Appends a line to metrics.jsonl for each log and each evaluation.
+
+    A line of kind "train" has the mean loss since the line before, the rate and the gradient norm of its step, and
+    what `Meter.read` says. A line of kind "evaluation" has the seconds that the evaluation took.
+    A resumed run first takes back the lines after its checkpoint, so no step stands there twice.
+    """
+
+    def __init__(self, path: Path, tokens_per_step: int, meter: Meter, started: float) -> None:
+        self.path = path
+        self.tokens_per_step = tokens_per_step
+        self.meter = meter
+        self.started = started
+        self.seconds_to_first_step: float | None = None
+        self._file: TextIO | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        kept = truncate_metrics(self.path, state.global_step)
+        seconds = next((line["seconds"] for line in reversed(kept) if line["kind"] == "train"), 0.0)
+        self.meter.start(state.global_step * self.tokens_per_step, seconds)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.seconds_to_first_step is None:
+            synchronize()
+            self.seconds_to_first_step = time.perf_counter() - self.started
+        if control.should_save:
+            # So that no mean loss spans a resume: a run that was killed logs the same numbers as one that was not.
+            control.should_log = True
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        if "loss" in logs:
+            self._write(
+                kind="train",
+                step=state.global_step,
+                tokens=logs["tokens"],
+                loss=logs["loss"],
+                lr=logs["learning_rate"],
+                grad_norm=logs["grad_norm"],
+                tokens_per_second=logs["tokens_per_second"],
+                peak_memory_bytes=logs["peak_memory_bytes"],
+                seconds=logs["seconds"],
+            )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+    ) -> None:
+        self._write(
+            kind="evaluation",
+            step=state.global_step,
+            tokens=state.global_step * self.tokens_per_step,
+            loss=metrics["eval_loss"],
+            num_tokens=metrics["eval_num_tokens"],
+            seconds=metrics["eval_seconds"],
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, **line: Any) -> None:
+        assert self._file is not None, "metrics are written after the training has begun"
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+class ProgressLine(TrainerCallback):
+    """Loss, tokens per second and time left: a bar on a terminal, elsewhere a line for each evaluation."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn(f"{name} {{task.fields[shown]}}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._loss = self._held_out = self._speed = "-"
+        self._begin = (0, 0.0)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._begin = (state.global_step, time.perf_counter())
+        self._task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step, shown="")
+        self.progress.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.progress.update(self._task, completed=state.global_step, shown=self._shown())
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        if "loss" in logs:
+            self._loss, self._speed = f"{logs['loss']:.3f}", f"{logs['tokens_per_second']:,.0f}"
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+    ) -> None:
+        self._held_out = f"{metrics['eval_loss']:.3f}"
+        if not self.console.is_terminal:
+            step, since = self._begin
+            left = (state.max_steps - state.global_step) * (time.perf_counter() - since) / (state.global_step - step)
+            place = f"step {state.global_step}/{state.max_steps}"
+            print(
+                f"{self.name}  {place}  {self._shown()}  {timedelta(seconds=round(left))} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def close(self) -> None:
+        self.progress.stop()
+
+    def _shown(self) -> str:
+        return f"loss {self._loss}  held-out {self._held_out}  {self._speed} tokens/s"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; one that a kill has cut off is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def truncate_metrics(path: Path, step: int) -> list[dict[str, Any]]:
+    """Take the lines after `step` out of a metrics.jsonl, and return the others."""
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return kept

@@ -1,0 +1,173 @@
+"""Hugging Face's Trainer with our optimizer, order of the data, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from depthroute.training.checkpoints import rotate, seal
+from depthroute.training.evaluation import summed_loss
+from depthroute.training.meter import Meter
+from depthroute.training.optim import build_optimizer, build_scheduler
+from depthroute.training.recipe import Recipe
+
+KEPT_CHECKPOINTS = 2
+# transformers 5.24 renamed the argument, and warns of the old name.
+_CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
+
+
+class RecipeTrainer(Trainer):
+    """Trainer for one recipe: `steps` steps over `train_dataset`, which is walked from its start to its end.
+
+    `train_dataset` has `steps * batch_size` sequences; the ranks and the accumulated batches of a step share one
+    stretch of it, so what a step sees depends on neither.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        args: TrainingArguments,
+        train_dataset: Dataset,
+        eval_dataset: Dataset,
+        meter: Meter,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        super().__init__(
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
+        )
+        self.recipe = recipe
+        self.meter = meter
+        self.remove_callback(PrinterCallback)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.model if model is None else model, self.recipe.optimizer)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        if self.lr_scheduler is None:
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = build_scheduler(optimizer, num_training_steps, self.recipe.optimizer)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            per_step = self.recipe.training.batch_size * self.recipe.data.sequence_length
+            logs = {**logs, **self.meter.read(self.state.global_step * per_step)}
+        super().log(logs, start_time)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The mean loss over the tokens of the held-out set; Trainer's own is a mean over batches."""
+        sequences = self.eval_dataset if eval_dataset is None else eval_dataset
+        with self.meter.paused():
+            began = time.perf_counter()
+            sums = summed_loss(
+                self.model,
+                sequences,
+                self.args.per_device_eval_batch_size,
+                rank=self.args.process_index,
+                ranks=self.args.world_size,
+            )
+            total, count = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+            seconds = time.perf_counter() - began
+        metrics = {
+            f"{metric_key_prefix}_loss": total / count,
+            f"{metric_key_prefix}_num_tokens": int(count),
+            f"{metric_key_prefix}_seconds": seconds,
+        }
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: Trainer would walk over all modules for every batch."""
+        return 0
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        out = Path(self.args.output_dir)
+        folder = out / f"checkpoint-{self.state.global_step}"
+        with self.meter.paused():
+            if self.args.should_save and folder.exists():  # what a kill has left of an earlier attempt
+                shutil.rmtree(folder)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(folder)
+                rotate(out, KEPT_CHECKPOINTS)
+
+    def save_final(self, folder: Path) -> None:
+        """Save the model so that transformers can load it, as a whole or not at all. All ranks take part."""
+        state = self.accelerator.get_state_dict(self.model_wrapped)
+        if self.args.should_save:
+            draft = folder.with_name(f".{folder.name}.partial")
+            for old in (draft, folder):
+                shutil.rmtree(old, ignore_errors=True)
+            self.accelerator.unwrap_model(self.model, keep_torch_compile=False).save_pretrained(draft, state_dict=state)
+            draft.rename(folder)
+
+
+def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
+    """What Trainer needs to know of a recipe. Starts the process group where torchrun or accelerate asks for one.
+
+    Raises ValueError if the batch cannot be dealt to the ranks in equal micro batches.
+    """
+    training = recipe.training
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    micro = training.micro_batch_size or training.batch_size // ranks
+    if micro == 0 or training.batch_size % (micro * ranks):
+        raise ValueError(
+            f"training.batch_size is {training.batch_size}, but should be a multiple of "
+            f"{max(micro, 1)} sequences at once on each of {ranks} devices"
+        )
+    has_accelerator = torch.accelerator.is_available()
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        run_name=recipe.name,
+        seed=recipe.seed,
+        max_steps=training.steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=training.batch_size // (micro * ranks),
+        max_grad_norm=recipe.optimizer.max_grad_norm,
+        bf16=training.precision == "bf16",
+        torch_compile=training.compile,
+        logging_strategy="steps",
+        logging_steps=training.log_every,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,  # a loss that is not finite must be seen, and looking would stall the device
+        eval_strategy="steps",
+        eval_steps=training.evaluate_every,
+        save_strategy="steps",
+        save_steps=training.save_every or training.evaluate_every,
+        report_to=training.report_to or "none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        use_cpu=not has_accelerator,
+        ddp_find_unused_parameters=False,
+        ddp_timeout=4 * 3600,  # the other ranks wait while the first one tokenises
+        **{_CHECKPOINTING: training.gradient_checkpointing, f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False}},
+    )
+    arguments._n_gpu = 1  # Trainer would deal each batch to all visible GPUs by DataParallel
+    return arguments

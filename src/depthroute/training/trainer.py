@@ -1,0 +1,171 @@
+"""`train`: one recipe, from text to a finished run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers.utils import logging
+
+from depthroute.data import EpochOrder, PackedTokens, prepare
+from depthroute.probing.read_weights import mean_read_weights
+from depthroute.training import strict_yaml
+from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metrics
+from depthroute.training.checkpoints import checkpoints, last_complete, rotate, write_json, write_text
+from depthroute.training.environment import describe_environment
+from depthroute.training.hf_trainer import RecipeTrainer, training_arguments
+from depthroute.training.meter import Meter
+from depthroute.training.model_building import build_model
+from depthroute.training.optim import residual_parameters
+from depthroute.training.recipe import Recipe, differing_keys, make_recipe, recipe_text
+
+# The read weights are a mean over this many held-out sequences, in batches that fit beside the model.
+_PROBED_SEQUENCES = 32
+_PROBED_AT_ONCE = 8
+
+
+def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
+    """Train the model of a recipe in the folder `out`, and return the summary of the run.
+
+    The folder is a run folder: recipe.yaml, environment.json, metrics.jsonl, checkpoint-<step>/, and at the end final/
+    (model and tokenizer, for `AutoModelForCausalLM`), read_weights.json where the scheme reads over depth, and
+    summary.json. A run that was killed goes on from its last complete checkpoint; one that is finished returns its
+    summary at once. With `save_every` the last two checkpoints stay in the folder, otherwise they go once the run is
+    finished. Several processes started by torchrun or accelerate train together.
+    Raises ValueError if `out` holds a run of another recipe.
+    """
+    started = time.perf_counter()
+    out = Path(out)
+    _refuse_another_recipe(out, recipe)
+    if not (out / "summary.json").is_file():
+        with _without_bars():
+            _run(recipe, out, started)
+    if recipe.training.save_every is None and int(os.environ.get("RANK", "0")) == 0:
+        rotate(out, keep=0)
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
+
+
+def _run(recipe: Recipe, out: Path, started: float) -> None:
+    if recipe.training.num_threads is not None:
+        torch.set_num_threads(recipe.training.num_threads)
+    arguments = training_arguments(recipe, out)
+    is_main = arguments.process_index == 0
+    if is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "recipe.yaml", recipe_text(recipe))
+        write_json(out / "environment.json", {**describe_environment(), "processes": arguments.world_size})
+
+    with arguments.main_process_first(desc="tokenising"):
+        splits = prepare(recipe.data, _cache_folder())
+    set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
+    model = build_model(recipe, splits.tokenizer)
+    use_cache = model.config.use_cache
+    meter = Meter()
+    writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
+    callbacks = [writer, ProgressLine(recipe.name)] if is_main else []
+    trainer = RecipeTrainer(
+        recipe,
+        model=model,
+        args=arguments,
+        train_dataset=EpochOrder(splits.train, recipe.seed, recipe.training.steps * recipe.training.batch_size),
+        eval_dataset=splits.validation,
+        meter=meter,
+        callbacks=callbacks,
+    )
+    checkpoint = last_complete(out)
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        for callback in callbacks:
+            callback.close()
+
+    model.config.use_cache = use_cache  # Trainer switches it off
+    trainer.save_final(out / "final")
+    if is_main:
+        splits.tokenizer.save_pretrained(out / "final")
+        _write_read_weights(out, splits.validation, arguments)
+        summary = {
+            "name": recipe.name,
+            "seed": recipe.seed,
+            "scheme": recipe.residual["scheme"],
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "residual_parameters": sum(p.numel() for p in residual_parameters(model)),
+            **_results(out, recipe),
+            "unigram_entropy": splits.unigram_entropy,
+            "seconds_to_first_step": writer.seconds_to_first_step,
+        }
+        write_json(out / "summary.json", summary)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
+    file = out / "recipe.yaml"
+    if file.is_file():
+        differ = differing_keys(make_recipe(strict_yaml.read_mapping(file)), recipe)
+        if differ:
+            raise ValueError(f"out: {out} holds a run of another recipe ({', '.join(differ)}); wanted another folder")
+    elif checkpoints(out) or (out / "summary.json").is_file():
+        raise ValueError(f"out: {out} holds a run without its recipe.yaml; wanted another folder")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without the bars that transformers shows for every file that it writes or reads."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get("DEPTHROUTE_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "depthroute"
+
+
+def _tokens_per_step(recipe: Recipe) -> int:
+    return recipe.training.batch_size * recipe.data.sequence_length
+
+
+def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
+    """What metrics.jsonl says of the whole run, over all sessions that it took."""
+    lines = read_metrics(out / "metrics.jsonl")
+    steps = [line for line in lines if line["kind"] == "train"]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    tail = [line["loss"] for line in evaluations[-recipe.training.tail :]]
+    # The first line is of the first step alone, which compiles and warms up.
+    speeds = [line["tokens_per_second"] for line in steps[1:] or steps]
+    return {
+        "steps": recipe.training.steps,
+        "tokens": recipe.training.steps * _tokens_per_step(recipe),
+        "final_loss": evaluations[-1]["loss"],
+        "tail_loss": statistics.fmean(tail),
+        "tail_evaluations": len(tail),
+        "tokens_per_second": statistics.median(speeds),
+        "peak_memory_bytes": max(line["peak_memory_bytes"] for line in steps),
+        "seconds": steps[-1]["seconds"] + sum(line["seconds"] for line in evaluations),
+    }
+
+
+def _write_read_weights(out: Path, validation: PackedTokens, arguments: TrainingArguments) -> None:
+    """What the saved model's reads weigh on held-out text, where its scheme has reads."""
+    model = AutoModelForCausalLM.from_pretrained(out / "final").to(arguments.device)
+    indices = range(min(_PROBED_SEQUENCES, len(validation)))
+    batches = (
+        torch.stack([validation[i]["input_ids"] for i in indices[start : start + _PROBED_AT_ONCE]])
+        for start in indices[::_PROBED_AT_ONCE]
+    )
+    with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
+        weights = mean_read_weights(model, batches)
+    if weights:
+        write_json(out / "read_weights.json", weights)
