@@ -1,0 +1,97 @@
+"""Training FLOPs of one token, counted from the modules of a decoder and the reads of a residual scheme.
+
+What is counted, forward plus a backward of twice the forward:
+
+    weights     6 for each weight of every linear layer, the output head among them. A tied embedding is counted once,
+                as the output head; looking a row up costs nothing.
+    attention   12 * T * A for each layer: the scores and the weighted sum of values over all T positions, A = attention
+                heads * head dimension. `causal=True` counts the half that a causal kernel computes.
+    routing     of a read over N sources, 24 * N * D: two for each channel in the sum of squares, in the scaling of the
+                key, in the dot product with the query and in the weighted sum, so 8 forward.
+                of hyper-connections with n streams, for each sublayer 3 * (4 n D + 2 n^2 D): its read, its mix and its
+                write; the dynamic form adds 3 * (4 n D + 2 n D (n + 2)): the norm of the streams and its projections.
+
+Not counted, for any arm: norms, rotary embedding, activation functions, softmax, additions to a stream, the optimizer,
+what gradient checkpointing computes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from depthroute import residual as schemes
+from depthroute.residual.base import Residual
+
+_BACKWARD = 3  # forward once, backward twice
+_READ_SCHEMES = ("mhar", "block_mhar", "delta_mhar")
+
+
+@dataclass(frozen=True)
+class TokenFlops:
+    """Training FLOPs of one token: of weights (output head included), attention scores and values, and routing."""
+
+    weights: float
+    output_head: float
+    attention: float
+    routing: float
+
+    @property
+    def baseline(self) -> float:
+        """Without routing: what the same model costs with the additive scheme."""
+        return self.weights + self.attention
+
+    @property
+    def total(self) -> float:
+        return self.baseline + self.routing
+
+    @property
+    def routing_share(self) -> float:
+        """Routing as a fraction of the rest."""
+        return self.routing / self.baseline
+
+
+def token_flops(
+    decoder: Any, residual: Mapping[str, Any] | None = None, *, sequence_length: int, causal: bool = False
+) -> TokenFlops:
+    """Training FLOPs of one token of `decoder` (a configuration) under a residual scheme (additive by default).
+
+    Raises ValueError for a scheme whose arithmetic is not counted here.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(decoder)
+        scheme = schemes.build(dict(residual or {"scheme": "additive"}), decoder)
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    head = model.get_output_embeddings().weight.numel()
+    attention_width = sum(module.in_features for name, module in linear.items() if name.endswith(".o_proj"))
+    return TokenFlops(
+        weights=2 * _BACKWARD * sum(module.weight.numel() for module in linear.values()),
+        output_head=2 * _BACKWARD * head,
+        attention=4 * _BACKWARD * sequence_length * attention_width * (0.5 if causal else 1.0),
+        routing=_BACKWARD * _routing_forward(scheme, (residual or {}).get("scheme", "additive"), decoder.hidden_size),
+    )
+
+
+def _routing_forward(scheme: Residual, name: str, width: int) -> float:
+    if name == "additive":
+        return 0.0
+    if name in _READ_SCHEMES:
+        return 8.0 * width * sum(len(scheme.source_names(site)) for site in range(scheme.num_sites))
+    if name == "hyper_connections":
+        return (scheme.num_sites - 1) * _hyper_connection_forward(scheme.options, width)
+    raise ValueError(
+        f"residual.scheme: the FLOPs of {name!r} are not counted; known: additive, {', '.join(_READ_SCHEMES)}, "
+        "hyper_connections"
+    )
+
+
+def _hyper_connection_forward(options: Any, width: int) -> float:
+    n = options.num_streams
+    static = 4 * n * width + 2 * n * n * width
+    dynamic = 4 * n * width + 2 * n * width * (n + 2) if options.dynamic else 0
+    return float(static + dynamic)

@@ -1,0 +1,55 @@
+import pytest
+
+from depthroute.models.presets import decoder_config
+from depthroute.studies.flops import token_flops
+
+D, L, F, A, KV, V, T = 128, 6, 384, 128, 64, 2048, 256
+
+
+def _tiny(**residual):
+    return token_flops(decoder_config("tiny", vocab_size=V), residual or None, sequence_length=T)
+
+
+def test_weights_and_attention_of_a_decoder_by_hand():
+    found = _tiny()
+    layer = D * A + 2 * D * KV + A * D + 3 * D * F
+    assert found.weights == 6 * (L * layer + V * D)
+    assert found.output_head == 6 * V * D
+    assert found.attention == 12 * L * T * A
+    assert found.routing == found.routing_share == 0
+    assert found.total == found.baseline == found.weights + found.attention
+
+
+def test_a_causal_count_has_half_of_the_attention():
+    config = decoder_config("tiny", vocab_size=V)
+    assert token_flops(config, sequence_length=T, causal=True).attention == 6 * L * T * A
+
+
+def test_an_untied_embedding_costs_what_a_tied_one_costs():
+    untied = token_flops(decoder_config("tiny", vocab_size=V, tie_word_embeddings=False), sequence_length=T)
+    assert untied == _tiny()
+
+
+def test_mhar_reads_every_source_at_every_site_after_the_first():
+    found = _tiny(scheme="mhar")
+    assert found.routing == 24 * D * sum(range(2, 2 * L + 2))
+    assert found.routing_share == found.routing / found.baseline
+    assert _tiny(scheme="mhar", num_heads=1).routing == found.routing
+
+
+def test_block_mhar_reads_the_embedding_and_the_blocks():
+    # Blocks of 4 layers in 6: sites 1 to 8 read embedding and block 0, sites 9 to 11 and the final read block 1 too.
+    assert _tiny(scheme="block_mhar", block_layers=4).routing == 24 * D * (8 * 2 + 4 * 3)
+
+
+def test_hyper_connections_by_hand():
+    n = 4
+    static = _tiny(scheme="hyper_connections", dynamic=False).routing
+    dynamic = _tiny(scheme="hyper_connections", dynamic=True).routing
+    assert static == 3 * 2 * L * (2 * n * D + 2 * n * n * D + 2 * n * D)
+    assert dynamic - static == 3 * 2 * L * (4 * n * D + 2 * n * D * (n + 1) + 2 * n * D)
+
+
+def test_an_unknown_scheme_is_an_error():
+    with pytest.raises(ValueError, match="mhat"):
+        _tiny(scheme="mhat")
