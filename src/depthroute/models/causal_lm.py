@@ -1,7 +1,5 @@
 """The language model: the depth-routed decoder, its head and its loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,8 +19,6 @@ class DepthRoutedForCausalLM(DepthRoutedPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    config: DepthRoutedConfig
 
     def __init__(self, config: DepthRoutedConfig) -> None:
         super().__init__(config)

@@ -1,7 +1,5 @@
 """The one forward loop: a stock decoder's own modules, joined by a residual scheme."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -48,7 +46,7 @@ class DepthRoutedDecoderLayer(GradientCheckpointingLayer):
 
 
 class DepthRoutedPreTrainedModel(PreTrainedModel):
-    config_class = DepthRoutedConfig
+    config: DepthRoutedConfig  # transformers takes the configuration class from this annotation
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DepthRoutedDecoderLayer"]
@@ -70,7 +68,6 @@ class DepthRoutedPreTrainedModel(PreTrainedModel):
 class DepthRoutedModel(DepthRoutedPreTrainedModel):
     """Token ids (B, T) -> hidden states (B, T, D)."""
 
-    config: DepthRoutedConfig
     embed_tokens: nn.Module
     layers: nn.ModuleList
     norm: nn.Module

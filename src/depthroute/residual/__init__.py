@@ -9,6 +9,7 @@ from depthroute.errors import nearest
 from depthroute.residual.additive import Additive
 from depthroute.residual.base import Residual, State
 from depthroute.residual.block_mhar import BlockMhar
+from depthroute.residual.delta_mhar import DeltaMhar
 from depthroute.residual.hyper_connections import HyperConnections
 from depthroute.residual.mhar import Mhar
 from depthroute.residual.options import build_options
@@ -19,6 +20,7 @@ __all__ = ["DepthRead", "Residual", "State", "available", "build", "resolve"]
 _SCHEMES: dict[str, type[Residual]] = {
     "additive": Additive,
     "block_mhar": BlockMhar,
+    "delta_mhar": DeltaMhar,
     "hyper_connections": HyperConnections,
     "mhar": Mhar,
 }

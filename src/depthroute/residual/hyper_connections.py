@@ -77,6 +77,7 @@ class HyperConnections(Residual):
             check_count("num_streams", self.num_streams)
             check_flag("dynamic", self.dynamic)
 
+    options: Options
     identity_at_init = "up_to_eps"
 
     def __init__(self, options: Options, decoder: Any) -> None:

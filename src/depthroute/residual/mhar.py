@@ -33,10 +33,10 @@ class ReadOptions:
         check_number("eps", self.eps, above=0.0)
         check_choice("backend", self.backend, ("auto", "reference", "triton"))
 
-    def read(self, decoder: Any) -> DepthRead:
+    def read(self, decoder: Any, kind: type[DepthRead] = DepthRead) -> DepthRead:
         """A fresh read site for this decoder."""
         heads = route_heads(self.num_heads, decoder)
-        return DepthRead(decoder.hidden_size, heads, scale=self.scale, eps=self.eps, backend=self.backend)
+        return kind(decoder.hidden_size, heads, scale=self.scale, eps=self.eps, backend=self.backend)
 
 
 class Mhar(Residual):
@@ -55,6 +55,7 @@ class Mhar(Residual):
             super().__post_init__()
             check_choice("read_scale", self.read_scale, ("mean", "sum"))
 
+    options: Options
     identity_at_init = "up_to_eps"
 
     def __init__(self, options: Options, decoder: Any) -> None:

@@ -1,0 +1,52 @@
+"""Text from a saved model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from depthroute.models.causal_lm import DepthRoutedForCausalLM  # noqa: F401  (registers the model)
+
+
+def generate_text(
+    folder: str | Path,
+    prompt: str,
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    seed: int = 0,
+) -> str:
+    """Go on from `prompt` with a saved model and its own tokenizer; returns the new text alone.
+
+    Args:
+        folder: a model folder (the `final/` of a run), a run folder, or a name on the hub.
+        prompt: the text to go on from; empty starts from the beginning-of-text token.
+        max_new_tokens: how many tokens to generate at most.
+        temperature: of the sampling; 0 takes the most likely token each time.
+        top_p: samples from the smallest set of tokens with this probability.
+        seed: of the sampling.
+    """
+    path = Path(folder)
+    source = path / "final" if (path / "final").is_dir() else path
+    looks_like_a_path = path.exists() or path.is_absolute() or str(folder).startswith(".")
+    if looks_like_a_path and not (source / "config.json").exists():
+        raise FileNotFoundError(f"no model in {folder}: there is no config.json")
+    name = str(source) if path.exists() else str(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(name)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = AutoModelForCausalLM.from_pretrained(name)
+    model = model.to(device).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if ids.shape[1] == 0:
+        ids = torch.tensor([[tokenizer.bos_token_id or tokenizer.eos_token_id]])
+    ids = ids.to(device=device, dtype=torch.long)
+    set_seed(seed)
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
+    )
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
