@@ -12,17 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
 from depthroute.training import Recipe, load_recipe
 
 STEPS = 12
 _WORDS = ("a", "the", "green", "house", "light", "of", "old", "over", "river", "runs", "slowly", "stone", "tells", "to")
 
 
-def write_corpus(folder: Path, documents: int = 80) -> Path:
-    """A .jsonl file of random sentences."""
-    draw = random.Random(0)
+def write_corpus(folder: Path, documents: int = 80, seed: int = 0) -> Path:
+    """A .jsonl file of random sentences, in the fields `title` and `text`."""
+    draw = random.Random(seed)
     path = folder / "corpus.jsonl"
-    lines = (json.dumps({"text": " ".join(draw.choices(_WORDS, k=draw.randint(60, 120)))}) for _ in range(documents))
+    lines = []
+    for _ in range(documents):
+        title, text = (" ".join(draw.choices(_WORDS, k=draw.randint(60, 120))) for _ in range(2))
+        lines.append(json.dumps({"title": title, "text": text}))
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
@@ -61,6 +68,20 @@ def exact(out: Path) -> list[Any]:
     return [*train, *metrics(out, "evaluation", "step", "tokens", "loss", "num_tokens")]
 
 
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether the final models of two runs are equal bit for bit."""
+    left, right = (load_file(out / "final" / "model.safetensors") for out in (a, b))
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def assert_close(a: Path, b: Path, tolerance: float) -> None:
+    """Two runs have the same losses and gradient norms at the same steps, up to rounding."""
+    for kind, keys in (("train", ("step", "loss", "grad_norm")), ("evaluation", ("step", "loss", "num_tokens"))):
+        left, right = metrics(a, kind, *keys), metrics(b, kind, *keys)
+        assert left, f"{a} has no line of kind {kind}"
+        assert left == [pytest.approx(line, abs=tolerance, rel=0) for line in right]
+
+
 def start(work: Callable[[], Any]) -> int:
     """Do `work` in a forked process (no imports to repeat), and return its id."""
     child = os.fork()
@@ -86,8 +107,8 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def as_ranks(work: Callable[[int], Any], ranks: int = 2) -> None:
-    """Do `work(rank)` in as many processes, with the environment that torchrun gives them."""
+def as_ranks(work: Callable[[int], Any], ranks: int = 2, ends: int = 0) -> None:
+    """Do `work(rank)` in as many processes, with the environment that torchrun gives them; all end with `ends`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,4 +120,4 @@ def as_ranks(work: Callable[[int], Any], ranks: int = 2) -> None:
         return work(rank)
 
     processes = [start(lambda rank=rank: as_rank(rank)) for rank in range(ranks)]
-    assert [end_of(process) for process in processes] == [0] * ranks
+    assert [end_of(process) for process in processes] == [ends] * ranks

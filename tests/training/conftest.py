@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.small_runs import small_recipe, write_corpus
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    gc.freeze()  # Trainer collects garbage at each start: half a second over all that is imported
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DEPTHROUTE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
