@@ -13,9 +13,9 @@ output head included, attention over all T positions (not the causal half), and 
 each read. That gives a = 0.0599 and 1.274, 1.495, 1.381, with a routing share of 0.47 %, 0.86 % and 1.18 % (the paper:
 "0.5 to 1.2 %"). The paper's losses have three decimals, which alone moves these gains by 0.01 to 0.02.
 What does not reproduce it: without the output head (1.48, 1.92, 1.70), without attention (1.30, 1.54, 1.41), with
-causal attention (1.28, 1.51, 1.40), and the form with a free E. Three parameters pass through any three points, and here
-E comes out between 3.1 and 3.2, above the loss that the method reaches at 1B: no amount of compute would be enough, so
-no gain exists. Hence E is 0 unless it is asked for.
+causal attention (1.28, 1.51, 1.40), and the form with a free E. Three parameters pass through any three points, and
+here E comes out between 3.1 and 3.2, above the loss that the method reaches at 1B: no amount of compute would be
+enough, so no gain exists. Hence E is 0 unless it is asked for.
 """
 
 from __future__ import annotations

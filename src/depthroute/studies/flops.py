@@ -95,3 +95,11 @@ def _hyper_connection_forward(options: Any, width: int) -> float:
     static = 4 * n * width + 2 * n * n * width
     dynamic = 4 * n * width + 2 * n * width * (n + 2) if options.dynamic else 0
     return float(static + dynamic)
+
+
+def count_parameters(decoder: Any, residual: Mapping[str, Any]) -> int:
+    """The number of parameters of `decoder` under a residual scheme; a tied embedding counts once."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(decoder)
+        scheme = schemes.build(dict(residual), decoder)
+    return sum(parameter.numel() for module in (model, scheme) for parameter in module.parameters())

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,12 @@ class StudyResult:
     def finished(self) -> bool:
         """Whether every run of the study is finished."""
         return all(row["status"] == results.FINISHED for row in self.runs)
+
+    def with_report(self) -> StudyResult:
+        """The same with its report page built."""
+        from depthroute.report import build_report
+
+        return replace(self, report=build_report(self.folder))
 
 
 def run_study(
@@ -98,8 +104,8 @@ def run_study(
 
         run_all(todo, slots, started, ended, live.tick)
     table, comparisons = results.write_results(study, wanted, out)
-    page = _write_report(out) if report else None
-    return StudyResult(out, study, table, comparisons, page)
+    result = StudyResult(out, study, table, comparisons)
+    return result.with_report() if report else result
 
 
 def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:
@@ -170,12 +176,6 @@ def _reason(log: Path, status: int) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}; last line: {last}"
     return last if status else f"ended without a summary; last line: {last}"
-
-
-def _write_report(out: Path) -> Path:
-    from depthroute.report import build_report
-
-    return build_report(out)
 
 
 def _made(folder: Path) -> Path:

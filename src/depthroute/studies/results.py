@@ -71,11 +71,15 @@ def forget_failure(out: Path, run: Run) -> None:
 
 
 def check_place(out: Path, runs: Sequence[Run]) -> None:
-    """ValueError where a folder that a run would use holds a run of another recipe (its name apart)."""
+    """ValueError where a folder that a run would use holds a run of another recipe.
+
+    A finished run may have another name: it may be the copy of another study's.
+    """
     for run in runs:
         path = run_folder(out, run) / "recipe.yaml"
         if path.is_file():
-            keys = [key for key in differing_keys(load_recipe(path), run.recipe) if key != "name"]
+            finished = state(out, run)[0] == FINISHED
+            keys = [key for key in differing_keys(load_recipe(path), run.recipe) if key != "name" or not finished]
             if keys:
                 raise ValueError(
                     f"{path.parent} holds a run of another recipe ({', '.join(keys)} differ); "

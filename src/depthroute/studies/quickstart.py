@@ -1,0 +1,66 @@
+"""The quickstart: four ways to connect layers, trained on the embedded books and compared on books held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from depthroute.studies.grid import StudyResult, run_study
+from depthroute.studies.tables import comparison_table
+from depthroute.training.checkpoints import write_json
+from depthroute.training.recipe import recipe_folder
+
+PROMPT = "The old man looked out over the sea and"
+NEW_TOKENS = 100
+
+
+def run_quickstart(
+    out: str | Path, workers: int | None = None, *, report: bool = True, console: Console | None = None
+) -> StudyResult:
+    """Run the study recipes/quickstart.yaml in `out`, print its table, sample from its best arm, write the report.
+
+    Interrupted, it goes on where it was. `samples.json` holds one text of the first seed of the arm with the lowest
+    mean loss. Raises RuntimeError, with the reasons, if a run failed.
+    """
+    console = console or Console()
+    result = run_study(recipe_folder() / "quickstart.yaml", out, workers, report=False, console=console)
+    console.print(comparison_table(result.study, result.comparisons))
+    if result.failed:
+        raise RuntimeError("; ".join(f"{row['label']}/seed-{row['seed']}: {row['reason']}" for row in result.failed))
+    if not result.finished:
+        raise RuntimeError(f"{out}: some runs are held by another process; start again when it has ended")
+    sample = sample_from_best(result)
+    write_json(result.folder / "samples.json", [sample])
+    console.print(f"\n{sample['arm']} goes on from [bold]{sample['prompt']}[/bold]", highlight=False)
+    console.print(sample["text"].removeprefix(sample["prompt"]), markup=False, highlight=False)
+    if not report:
+        return result
+    result = result.with_report()
+    console.print(f"\nReport: {result.report}", highlight=False, soft_wrap=True)
+    return result
+
+
+def sample_from_best(result: StudyResult, prompt: str = PROMPT) -> dict[str, str]:
+    """A text of `NEW_TOKENS` new tokens by the first seed of the arm with the lowest mean loss: arm, prompt, text."""
+    finished: list[dict[str, Any]] = [arm for arm in result.comparisons["arms"] if arm["loss"]]
+    best = min(finished, key=lambda arm: arm["loss"]["mean"])["label"]
+    seed = min(row["seed"] for row in result.runs if row["label"] == best and row["status"] == "finished")
+    folder = result.folder / "runs" / best / f"seed-{seed}" / "final"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    set_seed(0)
+    with torch.no_grad():
+        output = model.generate(
+            **inputs,
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=tokenizer.eos_token_id,
+        )
+    return {"arm": best, "prompt": prompt, "text": tokenizer.decode(output[0], skip_special_tokens=True)}
