@@ -1,0 +1,57 @@
+"""How numbers are written in a report."""
+
+from __future__ import annotations
+
+ABSENT = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def loss(value: float | None) -> str:
+    """Nats per token, four decimals."""
+    return ABSENT if value is None else f"{value:.4f}".replace("-", MINUS)
+
+
+def signed(value: float | None) -> str:
+    """A difference of losses, with its sign."""
+    return ABSENT if value is None else f"{value:+.4f}".replace("-", MINUS)
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands apart."""
+    return ABSENT if value is None else f"{value:,.0f}"
+
+
+def amount(value: float | None) -> str:
+    """A large number in three digits: 12.3 M."""
+    if value is None:
+        return ABSENT
+    return _scaled(value, 1000.0, ("", " K", " M", " B", " T"))
+
+
+def memory(value: float | None) -> str:
+    """Bytes as MB or GB (powers of ten)."""
+    if value is None:
+        return ABSENT
+    return _scaled(value, 1000.0, (" B", " kB", " MB", " GB", " TB"))
+
+
+def p_value(value: float) -> str:
+    """A p-value with its sign of relation: p = 0.013, p < 0.0001."""
+    return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 45 s, 12 min or 3.4 h."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+    unit = 0
+    while abs(value) >= base * 0.9995 and unit < len(units) - 1:
+        value, unit = value / base, unit + 1
+    digits = 0 if unit == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f}{units[unit]}"

@@ -1,0 +1,82 @@
+"""What was run: the recipes and environments of the runs, as tables of dotted keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from depthroute.report.folders import Folder
+from depthroute.report.runs import Run, parse_yaml
+
+_PER_RUN = ("name", "seed")
+_SHOWN_VALUES = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe of one arm at one point of the grid: its text, and its settings as dotted keys."""
+
+    arm: str
+    point: str
+    text: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`recipes`: one for each arm and point. `differing`: the keys in which they differ.
+
+    `groups`: heading -> key -> value: what all share, by the section of the recipe, and the environment.
+    """
+
+    recipes: tuple[Recipe, ...]
+    differing: tuple[str, ...]
+    groups: dict[str, dict[str, str]]
+
+
+def settings(folder: Folder) -> Settings:
+    recipes = []
+    for group in folder.groups:
+        for arm in group.arms:
+            if text := next((run.recipe for run in group.of(arm) if run.recipe), ""):
+                recipes.append(Recipe(arm, group.point, text, flatten(parse_yaml(text))))
+    keys = [key for key in dict.fromkeys(key for recipe in recipes for key in recipe.values) if key not in _PER_RUN]
+    differing = tuple(key for key in keys if len({recipe.values.get(key) for recipe in recipes}) > 1)
+    groups: dict[str, dict[str, str]] = {}
+    for key in keys:
+        if key not in differing:
+            section, _, rest = key.partition(".")
+            groups.setdefault(section if rest else "general", {})[rest or key] = recipes[0].values[key]
+    if environment := _environment(folder.runs):
+        groups["environment"] = environment
+    return Settings(tuple(recipes), differing, groups)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings as dotted keys, every value as one line of text."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = _text(value)
+    return flat
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return json.dumps(value, default=str)
+
+
+def _environment(runs: Sequence[Run]) -> dict[str, str]:
+    flat = [flatten(run.environment) for run in runs if run.environment]
+    shown = {}
+    for key in dict.fromkeys(key for values in flat for key in values):
+        found = list(dict.fromkeys(values[key] for values in flat if key in values))
+        shown[key] = "; ".join(found) if len(found) <= _SHOWN_VALUES else f"{len(found)} different values"
+    return shown

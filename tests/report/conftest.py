@@ -1,0 +1,147 @@
+"""Run and study folders made up for tests: curves of the usual shape with known last values."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ENTROPY = 6.9213
+BATCH_TOKENS = 65536
+EVERY = 100
+
+
+def read_weights(layers: int, heads: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Weights of a full mhar model: mostly the newest source and the embedding, differently in each head."""
+    draw = random.Random(seed)
+    names = ["embedding", *(f"{'mlp' if i % 2 else 'attention'} {i // 2}" for i in range(2 * layers))]
+    sites = []
+    for site in range(1, 2 * layers + 1):
+        rows = []
+        for head in range(heads):
+            raw = [math.exp(draw.gauss(0, 0.8)) for _ in range(site + 1)]
+            raw[-1] += 0.35 * (site + 1) / (head + 1)
+            raw[0] += 0.1 * (site + 1) * (head + 1) / heads
+            rows.append([value / sum(raw) for value in raw])
+        name = "final" if site == 2 * layers else names[site + 1]
+        sites.append({"site": site, "name": name, "sources": names[: site + 1], "weights": rows, "tokens": 65536})
+    return sites
+
+
+def write_run(
+    folder: Path,
+    *,
+    loss: float = 3.3,
+    seed: int = 0,
+    steps: int = 2000,
+    finished: bool = True,
+    name: str = "run",
+    residual: dict[str, Any] | None = None,
+    weights: list[dict[str, Any]] | None = None,
+    recipe: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    summary: dict[str, Any] | None = None,
+) -> Path:
+    """A run folder whose tail loss is `loss`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(f"{name} {seed}")
+    settings = {
+        "name": name,
+        "seed": seed,
+        "model": {"preset": "tiny", "decoder": {}},
+        "residual": residual or {"scheme": "additive"},
+        "data": {"train": "embedded", "validation": None, "sequence_length": 256},
+        "optimizer": {
+            "learning_rate": 1e-3,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "warmup_steps": 100,
+        },
+        "training": {"steps": 2000, "batch_size": 32, "precision": "fp32"},
+    } | (recipe or {})
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    device = {"commit": "0123abc", "device": "cpu", "versions": {"torch": "2.13.0"}} | (environment or {})
+    (folder / "environment.json").write_text(json.dumps(device))
+    lines = []
+    for step in range(0, steps + 1, 10):
+        shared = {"step": step, "tokens": step * BATCH_TOKENS, "seconds": step * 0.1}
+        value = loss + 4.2 * math.exp(-step / 150) + 1.1 * math.exp(-step / 700) - 1.1 * math.exp(-2000 / 700)
+        if step:
+            train = {"lr": 1e-3, "grad_norm": 0.7, "tokens_per_second": 8e5, "peak_memory_bytes": 4.1e9}
+            lines.append({"kind": "train", "loss": value + draw.gauss(0, 0.03), **shared, **train})
+        if step % EVERY == 0:
+            lines.append({"kind": "evaluation", "loss": value + draw.gauss(0, 0.002), "num_tokens": 10**6, **shared})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if weights is not None:
+        (folder / "read_weights.json").write_text(json.dumps(weights))
+    if finished:
+        reached = {
+            "name": name,
+            "seed": seed,
+            "scheme": settings["residual"]["scheme"],
+            "parameters": 3_276_800,
+            "residual_parameters": 0 if weights is None else 12_288,
+            "steps": steps,
+            "tokens": steps * BATCH_TOKENS,
+            "final_loss": loss - 0.001,
+            "tail_loss": loss,
+            "tail_evaluations": 11,
+            "unigram_entropy": ENTROPY,
+            "tokens_per_second": 8.05e5 if weights is None else 6.3e5 + 1000 * seed,
+            "peak_memory_bytes": 4.2e9,
+            "seconds_to_first_step": 3.0,
+            "seconds": 201.0,
+        } | (summary or {})
+        (folder / "summary.json").write_text(json.dumps(reached))
+    return folder
+
+
+def write_study(
+    folder: Path,
+    losses: dict[str, dict[int, float]],
+    *,
+    baseline: str | None = "additive",
+    seeds: list[int] | None = None,
+    layers: int = 4,
+    heads: int = 2,
+) -> Path:
+    """A study folder: `losses` is arm -> seed -> tail loss; every arm but `additive` and `hyper*` has read weights."""
+    seeds = seeds if seeds is not None else sorted({seed for by_seed in losses.values() for seed in by_seed})
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"name": "synthetic study", "arms": {arm: {} for arm in losses}, "seeds": seeds, "baseline": baseline}
+    (folder / "study.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    for arm, by_seed in losses.items():
+        reads = not arm.startswith(("additive", "hyper"))
+        for seed, value in by_seed.items():
+            write_run(
+                folder / "runs" / arm / f"seed-{seed}",
+                loss=value,
+                seed=seed,
+                name=arm,
+                residual={"scheme": "mhar", "num_heads": heads} if reads else {"scheme": arm},
+                weights=read_weights(layers, heads, seed) if reads else None,
+            )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., Path]:
+    return write_run
+
+
+@pytest.fixture(scope="session")
+def make_study() -> Callable[..., Path]:
+    return write_study
+
+
+@pytest.fixture(scope="session")
+def make_read_weights() -> Callable[..., list[dict[str, Any]]]:
+    return read_weights

@@ -1,0 +1,180 @@
+"""Figures: right numbers, one look, no traces."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+
+from depthroute.report import figures
+from depthroute.report.curves import band, difference_band, points
+from depthroute.report.folders import read_folder
+from depthroute.report.style import BASELINE, INK, PALETTE, strokes
+
+LOSSES = {"additive": {0: 3.34, 1: 3.33}, "$x_1$ <b>": {0: 3.29, 1: 3.28}, "_hidden": {0: 3.28, 1: 3.26}}
+
+
+@pytest.fixture
+def study(tmp_path, make_study):
+    return read_folder(make_study(tmp_path / "study", LOSSES, layers=1, heads=1)).groups[0]
+
+
+@pytest.fixture
+def colours(study):
+    return strokes(study.arms, study.baseline)
+
+
+def texts(svg):
+    return {"".join(found.itertext()) for found in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_bands_are_the_mean_and_range_at_the_tokens_that_all_seeds_have():
+    found = band([{0: 4.0, 10: 3.0, 20: 2.0}, {10: 3.4, 20: 2.8, 30: 1.0}])
+    assert found.tokens.tolist() == [10, 20]
+    assert found.mean == pytest.approx([3.2, 2.4])
+    assert found.low == pytest.approx([3.0, 2.0])
+    assert found.high == pytest.approx([3.4, 2.8])
+
+
+def test_differences_are_taken_seed_by_seed(study):
+    pairs = list(zip(study.of("_hidden"), study.of("additive"), strict=True))
+    found = difference_band(pairs)
+    left, right = ([points(run.evaluations) for run in study.of(arm)] for arm in ("_hidden", "additive"))
+    last = found.tokens[-1]
+    by_hand = [a[last] - b[last] for a, b in zip(left, right, strict=True)]
+    assert found.mean[-1] == pytest.approx(np.mean(by_hand))
+    assert (found.low[-1], found.high[-1]) == pytest.approx((min(by_hand), max(by_hand)))
+
+
+def test_lines_of_the_loss_figure_are_the_means_over_seeds(study, colours):
+    axes = figures.loss_curves(study, colours).axes[0]
+    lines = {line.get_color(): line for line in axes.lines}
+    expected = band(points(run.evaluations) for run in study.of("_hidden"))
+    assert np.array_equal(lines[colours["_hidden"].colour].get_xdata(), expected.tokens)
+    assert np.array_equal(lines[colours["_hidden"].colour].get_ydata(), expected.mean)
+
+
+def test_a_run_that_did_not_finish_is_a_line_of_its_own(tmp_path, make_study):
+    folder = make_study(tmp_path / "study", {"additive": {0: 3.3, 1: 3.4}}, layers=1)
+    (folder / "runs" / "additive" / "seed-1" / "summary.json").unlink()
+    group = read_folder(folder).groups[0]
+    mean, alone, _ = figures.loss_curves(group, strokes(group.arms, "additive")).axes[0].lines
+    assert mean.get_ydata()[-1] == group.runs[0].evaluations[-1]["loss"]
+    assert alone.get_ydata()[-1] == group.runs[1].evaluations[-1]["loss"]
+    assert alone.get_linewidth() < mean.get_linewidth()
+
+
+def test_figures_without_data_are_left_out(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", finished=False)
+    (folder / "metrics.jsonl").write_text("")
+    group = read_folder(folder).groups[0]
+    colours = strokes(group.arms, None)
+    assert figures.loss_curves(group, colours) is None
+    assert figures.paired_differences(group, colours) is None
+    assert figures.throughput(group, colours) is None
+
+
+def test_a_map_shows_each_weight_at_its_site_and_source(make_read_weights):
+    sites = make_read_weights(layers=2, heads=2)
+    image = figures.read_weight_map(sites, 1, 1.0).axes[0].images[0].get_array()
+    assert image.shape == (4, 5)
+    for row, site in enumerate(sites):
+        assert image[row, : len(site["sources"])].tolist() == site["weights"][1]
+        assert image[row, len(site["sources"]) :].mask.all()
+
+
+def test_columns_of_block_maps_keep_the_order_of_every_site():
+    lists = [
+        ["embedding", "partial"],
+        ["embedding", "block 0"],
+        ["embedding", "block 0", "partial"],
+        ["embedding", "block 0", "block 1"],
+    ]
+    assert figures.merge_names(lists) == ["embedding", "block 0", "block 1", "partial"]
+    assert figures.merge_names([["null", "embedding"], ["null", "embedding", "block 0"]])[0] == "null"
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 13, 14, 25, 49, 73, 129])
+def test_ticks_are_few_apart_and_reach_both_ends(n):
+    ticks = figures.thin_ticks(n)
+    assert ticks[0] == 0
+    assert ticks[-1] == n - 1
+    assert len(ticks) <= 14
+    gaps = np.diff(ticks)
+    assert gaps.size == 0 or gaps.min() >= gaps.max() / 2
+
+
+def test_an_arm_has_one_colour_in_every_figure(study, colours):
+    drawn = [figures.loss_curves(study, colours), figures.paired_differences(study, colours)]
+    drawn.append(figures.throughput(study, colours))
+    for figure in drawn:
+        svg = figures.to_svg(figure)
+        assert all(colours[arm].colour in svg for arm in study.arms)
+
+
+def test_names_are_shown_as_they_are_and_the_svg_is_well_formed(study, colours):
+    found = texts(figures.to_svg(figures.loss_curves(study, colours)))
+    assert {"additive", "$x_1$ <b>", "\N{THIN SPACE}_hidden"} <= found
+
+
+def test_long_names_are_cut_in_figures(tmp_path, make_study):
+    losses = {"additive": {0: 3.3}, "a" * 60: {0: 3.2}}
+    group = read_folder(make_study(tmp_path / "study", losses, layers=1)).groups[0]
+    found = texts(figures.to_svg(figures.loss_curves(group, strokes(group.arms, "additive"))))
+    assert max(map(len, found)) <= figures.LONGEST_NAME
+
+
+def test_the_same_numbers_give_the_same_bytes(study, colours):
+    first, second = (figures.to_svg(figures.loss_curves(study, colours)) for _ in range(2))
+    assert first == second
+
+
+def test_figures_are_transparent_and_leave_matplotlib_as_it_was(study, colours):
+    before = dict(matplotlib.rcParams)
+    svg = figures.to_svg(figures.loss_curves(study, colours))
+    assert dict(matplotlib.rcParams) == before
+    assert "#ffffff" not in svg
+    assert "#000000" not in svg
+
+
+def test_more_arms_than_colours_differ_in_their_dashes():
+    arms = [f"arm {i}" for i in range(20)]
+    found = strokes(["base", *arms], "base")
+    assert found["base"].colour == BASELINE
+    assert len({(found[arm].colour, str(found[arm].dashes)) for arm in arms}) == 20
+
+
+# Sight without one kind of cone (Machado, Oliveira, Fernandes 2009, severity 1), on linear RGB.
+SIGHT = {
+    "normal": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colour):
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def cielab(rgb):
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_arms_are_told_apart_with_every_kind_of_sight(sight):
+    seen = [cielab(np.array(SIGHT[sight]) @ linear(colour)) for colour in (BASELINE, *PALETTE)]
+    assert min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]) > 15
+
+
+@pytest.mark.parametrize("colour", [INK, BASELINE, *PALETTE])
+def test_colours_stand_out_from_light_and_dark_pages(colour):
+    luminance = linear(colour) @ [0.2126, 0.7152, 0.0722]
+    on_light, on_dark = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.058  # dark: #14161a
+    assert min(on_light, on_dark) > 2.6
