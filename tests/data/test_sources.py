@@ -100,9 +100,10 @@ def test_a_hub_dataset_is_asked_for_by_name_subset_and_split_and_streamed(monkey
     assert asked == {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT", "split": "train", "streaming": True}
 
 
-def test_a_dataset_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [datasets.exceptions.DatasetNotFoundError, ConnectionError])
+def test_a_dataset_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     def load_dataset(path: str, **options: object) -> None:
-        raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{path}' doesn't exist.\nMore advice.")
+        raise kind(f"Dataset '{path}' doesn't exist.\nMore advice.")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(

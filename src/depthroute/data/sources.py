@@ -68,11 +68,11 @@ class HubDataset:
             raise RuntimeError(f"dataset {self.name!r} needs datasets: pip install 'depthroute[train]'") from error
         try:
             return datasets.load_dataset(self.name, name=self.subset, split=self.split, streaming=True)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ConnectionError) as error:
             raise FileNotFoundError(
                 f"{self.name!r} is neither a local file nor a dataset that can be loaded: {_first_line(error)}"
             ) from error
-        except (ValueError, OSError) as error:  # an unknown subset or split; no network
+        except (ValueError, OSError) as error:  # an unknown subset or split; a damaged file
             raise ValueError(f"dataset {self.name!r} cannot be loaded: {_first_line(error)}") from error
 
 
