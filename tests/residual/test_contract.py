@@ -13,6 +13,8 @@ VARIANTS = {
     "mhar": [{"num_heads": 1}, {"num_heads": 4, "scale": 0.5}, {"read_scale": "sum"}],
     "block_mhar": [{"block_layers": 1}, {"block_layers": 2, "num_heads": 1, "read_scale": "sum"}],
     "delta_mhar": [{"block_layers": 1}, {"block_layers": 2, "num_heads": 1}],
+    "denseformer": [{"period": 2}, {"dilation": 2}],
+    "mhc": [{"num_streams": 2, "iterations": 3}],
     "hyper_connections": [{"dynamic": False}, {"num_streams": 2}],
 }
 CASES = [{"scheme": scheme, **options} for scheme in schemes.available() for options in [{}, *VARIANTS.get(scheme, [])]]

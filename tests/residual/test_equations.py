@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from depthroute import residual as schemes
+from depthroute.residual.mhc import sinkhorn
 from support.models import decoder, move_off_init, routed, tokens
 
 WIDTH = 64
@@ -157,6 +158,58 @@ def test_hyper_connections(n, dynamic):
         return [*reads, sum(streams)]
 
     check(residual, torch.randn(1, 2, WIDTH, dtype=torch.float64), wanted)
+
+
+@pytest.mark.parametrize(("period", "dilation"), [(1, 1), (2, 1), (1, 2), (2, 3)])
+def test_denseformer(period, dilation):
+    residual = build("denseformer", period=period, dilation=dilation)
+
+    def wanted(x):
+        outputs, stream, reads = [x], x, []
+        for layer in range(5):
+            for site in (2 * layer, 2 * layer + 1):
+                reads.append(stream)
+                stream = stream + sublayer(site, stream)
+            outputs.append(stream)
+            if (layer + 1) % period == 0:
+                chosen = [j for j in range(layer + 2) if (layer + 1 - j) % dilation == 0]
+                weights = residual.averages[str(layer)].weight
+                stream = sum(weights[i] * outputs[j] for i, j in enumerate(chosen))
+        return [*reads, stream]
+
+    check(residual, torch.randn(1, 2, WIDTH, dtype=torch.float64), wanted)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_mhc(n):
+    residual = build("mhc", num_streams=n, iterations=4)
+
+    def wanted(x):
+        streams, reads = [x] * n, []
+        for site in range(10):
+            weights = residual.connections[site]
+            flat = torch.cat(streams, -1)
+            logits = (flat / (flat.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()) @ weights.weight
+            pre = torch.sigmoid(weights.scale[0] * logits[..., :n] + weights.pre_bias)
+            post = 2 * torch.sigmoid(weights.scale[1] * logits[..., n : 2 * n] + weights.post_bias)
+            mixing = torch.exp(weights.scale[2] * logits[..., 2 * n :].unflatten(-1, (n, n)) + weights.mix_bias)
+            for _ in range(4):
+                mixing = mixing / mixing.sum(-2, keepdim=True)
+                mixing = mixing / mixing.sum(-1, keepdim=True)
+            reads.append(sum(pre[..., i, None] * streams[i] for i in range(n)))
+            y = sublayer(site, reads[-1])
+            mixed = [sum(mixing[..., i, j, None] * streams[j] for j in range(n)) for i in range(n)]
+            streams = [mixed[i] + post[..., i, None] * y for i in range(n)]
+        return [*reads, sum(streams)]
+
+    check(residual, torch.randn(1, 2, WIDTH, dtype=torch.float64), wanted)
+
+
+def test_the_mixing_matrices_of_mhc_are_nearly_doubly_stochastic():
+    matrix = sinkhorn(torch.randn(7, 4, 4, dtype=torch.float64), 20)
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(7, 4, dtype=torch.float64))
+    torch.testing.assert_close(matrix.sum(-2), torch.ones(7, 4, dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    assert (matrix >= 0).all()
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -10,8 +10,10 @@ from depthroute.residual.additive import Additive
 from depthroute.residual.base import Residual, State
 from depthroute.residual.block_mhar import BlockMhar
 from depthroute.residual.delta_mhar import DeltaMhar
+from depthroute.residual.denseformer import DenseFormer
 from depthroute.residual.hyper_connections import HyperConnections
 from depthroute.residual.mhar import Mhar
+from depthroute.residual.mhc import Mhc
 from depthroute.residual.options import build_options
 from depthroute.residual.read import DepthRead
 
@@ -21,8 +23,10 @@ _SCHEMES: dict[str, type[Residual]] = {
     "additive": Additive,
     "block_mhar": BlockMhar,
     "delta_mhar": DeltaMhar,
+    "denseformer": DenseFormer,
     "hyper_connections": HyperConnections,
     "mhar": Mhar,
+    "mhc": Mhc,
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthroute.residual.base import Residual, State
+from depthroute.residual.initialization import one_hot_
 from depthroute.residual.options import check_count, check_flag
 
 
@@ -37,7 +38,7 @@ class HyperConnection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _init_one_hot(self.read_weight, self.first_stream)
+        one_hot_(self.read_weight, self.first_stream)
         nn.init.eye_(self.mix_weight)
         nn.init.ones_(self.write_weight)
         if self.dynamic:
@@ -95,7 +96,7 @@ class HyperConnections(Residual):
         # Autocast would round the streams: weights and mixing are computed in the streams' own dtype.
         with torch.autocast(streams.device.type, enabled=False):
             alpha, beta = self.connections[site](streams)
-            mixed = _mix(alpha.to(streams.dtype), streams)
+            mixed = mix_streams(alpha.to(streams.dtype), streams)
         return norm(mixed[..., 0, :]), (mixed[..., 1:, :], beta.to(streams.dtype))
 
     def write(self, state: State, y: Tensor, site: int) -> State:
@@ -106,17 +107,10 @@ class HyperConnections(Residual):
         return state[0].sum(-2)
 
 
-def _mix(weights: Tensor, streams: Tensor) -> Tensor:
+def mix_streams(weights: Tensor, streams: Tensor) -> Tensor:
     """(..., n, m), (B, T, n, D) -> (B, T, m, D): a sum of n products, which a compiler fuses and a GEMM would not."""
     terms = [w.unsqueeze(-1) * s.unsqueeze(-2) for w, s in zip(weights.unbind(-2), streams.unbind(-2), strict=True)]
     total = terms[0]
     for term in terms[1:]:
         total = total + term
     return total
-
-
-def _init_one_hot(param: Tensor, index: int) -> None:
-    # nn.init has no such function, so this keeps what transformers' guarded ones keep: a weight that was just loaded.
-    if not getattr(param, "_is_hf_initialized", False):
-        with torch.no_grad():
-            param.copy_(F.one_hot(torch.tensor(index), param.numel()))
