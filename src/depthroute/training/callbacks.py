@@ -48,7 +48,7 @@ class MetricsWriter(TrainerCallback):
             control.should_log = True
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
     ) -> None:
         if "loss" in logs:
             self._write(
@@ -64,7 +64,7 @@ class MetricsWriter(TrainerCallback):
             )
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         self._write(
             kind="evaluation",
@@ -112,13 +112,13 @@ class ProgressLine(TrainerCallback):
         self.progress.update(self._task, completed=state.global_step, shown=self._shown())
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
     ) -> None:
         if "loss" in logs:
             self._loss, self._speed = f"{logs['loss']:.3f}", f"{logs['tokens_per_second']:,.0f}"
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         self._held_out = f"{metrics['eval_loss']:.3f}"
         if not self.console.is_terminal:

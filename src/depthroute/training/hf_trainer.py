@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import rotate, seal
 from depthroute.training.evaluation import summed_loss
@@ -45,29 +47,32 @@ class RecipeTrainer(Trainer):
         train_dataset: Dataset,
         eval_dataset: Dataset,
         meter: Meter,
-        callbacks: list[TrainerCallback],
+        callbacks: Sequence[TrainerCallback],
     ) -> None:
         super().__init__(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=list(callbacks)
         )
         self.recipe = recipe
+        self.out = Path(str(args.output_dir))
         self.meter = meter
         self.remove_callback(PrinterCallback)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            self.optimizer = build_optimizer(self.model if model is None else model, self.recipe.optimizer)
+            trained: Any = self.model if model is None else model
+            self.optimizer = build_optimizer(trained, self.recipe.optimizer)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         if self.lr_scheduler is None:
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = build_scheduler(optimizer, num_training_steps, self.recipe.optimizer)
-            self._created_lr_scheduler = True
+            scheduled: Any = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = build_scheduler(scheduled, num_training_steps, self.recipe.optimizer)
+            self._created_lr_scheduler = True  # else Trainer takes it for one of the caller's
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        walked: Any = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(walked)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -79,17 +84,16 @@ class RecipeTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The mean loss over the tokens of the held-out set; Trainer's own is a mean over batches."""
+        model: Any = self.model
         sequences = self.eval_dataset if eval_dataset is None else eval_dataset
+        ranks = self.args.world_size
         with self.meter.paused():
             began = time.perf_counter()
-            sums = summed_loss(
-                self.model,
-                sequences,
-                self.args.per_device_eval_batch_size,
-                rank=self.args.process_index,
-                ranks=self.args.world_size,
-            )
-            total, count = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+            batch_size = self.args.per_device_eval_batch_size
+            sums = summed_loss(model, sequences, batch_size, rank=self.args.process_index, ranks=ranks)
+            if ranks > 1:
+                sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
+            total, count = sums.tolist()
             seconds = time.perf_counter() - began
         metrics = {
             f"{metric_key_prefix}_loss": total / count,
@@ -105,8 +109,7 @@ class RecipeTrainer(Trainer):
         return 0
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        out = Path(self.args.output_dir)
-        folder = out / f"checkpoint-{self.state.global_step}"
+        folder = self.out / f"checkpoint-{self.state.global_step}"
         with self.meter.paused():
             if self.args.should_save and folder.exists():  # what a kill has left of an earlier attempt
                 shutil.rmtree(folder)
@@ -115,7 +118,16 @@ class RecipeTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(folder)
-                rotate(out, KEPT_CHECKPOINTS)
+                rotate(self.out, KEPT_CHECKPOINTS)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self.is_fsdp_enabled:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        # Through the CPU, on one rank as on many: transformers 5.17 cannot restore what "cpu:1" has saved.
+        states: dict[str, Any] = {OPTIMIZER_NAME: self.optimizer, SCHEDULER_NAME: self.lr_scheduler}
+        for file, state in states.items():
+            state.load_state_dict(torch.load(Path(checkpoint) / file, map_location="cpu", weights_only=True))
 
     def save_final(self, folder: Path) -> None:
         """Save the model so that transformers can load it, as a whole or not at all. All ranks take part."""
@@ -141,7 +153,10 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
             f"training.batch_size is {training.batch_size}, but should be a multiple of "
             f"{max(micro, 1)} sequences at once on each of {ranks} devices"
         )
-    has_accelerator = torch.accelerator.is_available()
+    checkpointing: dict[str, Any] = {
+        _CHECKPOINTING: training.gradient_checkpointing,
+        f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
+    }
     arguments = TrainingArguments(
         output_dir=str(out),
         run_name=recipe.name,
@@ -164,10 +179,10 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         report_to=training.report_to or "none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        use_cpu=not has_accelerator,
+        use_cpu=not torch.accelerator.is_available(),
         ddp_find_unused_parameters=False,
         ddp_timeout=4 * 3600,  # the other ranks wait while the first one tokenises
-        **{_CHECKPOINTING: training.gradient_checkpointing, f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False}},
+        **checkpointing,
     )
     arguments._n_gpu = 1  # Trainer would deal each batch to all visible GPUs by DataParallel
     return arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from depthroute.data.tokenization import vocabulary_size
 from depthroute.models import DepthRoutedConfig, DepthRoutedForCausalLM
@@ -12,7 +12,7 @@ from depthroute.models.presets import decoder_config
 from depthroute.training.recipe import Recipe
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DepthRoutedForCausalLM:
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedForCausalLM:
     """The untrained model of a recipe, in fp32 on the CPU. Its weights come from torch's global generator.
 
     The vocabulary is exactly the tokenizer's, so that no row of the embedding is there for nothing and the first loss

@@ -212,8 +212,9 @@ def _merge_keys(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str,
     merged = dict(below)
     for key, value in above.items():
         lower = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(lower, Mapping)
-        merged[key] = _merge_keys(lower, value) if both else value
+        if isinstance(value, Mapping) and isinstance(lower, Mapping):
+            value = _merge_keys(lower, value)
+        merged[key] = value
     return merged
 
 

@@ -70,7 +70,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     use_cache = model.config.use_cache
     meter = Meter()
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
-    callbacks = [writer, ProgressLine(recipe.name)] if is_main else []
+    callbacks: list[MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
     trainer = RecipeTrainer(
         recipe,
         model=model,
@@ -159,7 +159,8 @@ def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
 
 def _write_read_weights(out: Path, validation: PackedTokens, arguments: TrainingArguments) -> None:
     """What the saved model's reads weigh on held-out text, where its scheme has reads."""
-    model = AutoModelForCausalLM.from_pretrained(out / "final").to(arguments.device)
+    model: Any = AutoModelForCausalLM.from_pretrained(out / "final")
+    model.to(arguments.device)
     indices = range(min(_PROBED_SEQUENCES, len(validation)))
     batches = (
         torch.stack([validation[i]["input_ids"] for i in indices[start : start + _PROBED_AT_ONCE]])
