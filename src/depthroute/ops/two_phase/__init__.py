@@ -1,0 +1,14 @@
+"""Reads of many sites at once: the two-phase split of a depth read.
+
+The query of a site does not depend on the input. So cut the sites into tiles of consecutive sites, and read in two
+phases: one `inter` read of all finished sources for all sites of a tile, then for each site one `merge` of its part of
+that read with the few sources that were born inside the tile. It is a split softmax, exact for any number of heads.
+
+algebra.py is the arithmetic in plain PyTorch, kernels/inter.py, merge.py and gated.py are the same in Triton,
+register.py makes differentiable operators of either, plan.py chooses the tiles, engine.py runs a chain of sites.
+"""
+
+from depthroute.ops.two_phase.gated import gated_merge
+from depthroute.ops.two_phase.register import Merged, inter, merge
+
+__all__ = ["Merged", "gated_merge", "inter", "merge"]

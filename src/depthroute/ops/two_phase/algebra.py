@@ -1,0 +1,215 @@
+"""The two phases of a depth read and their gradients in plain PyTorch: what the kernels are held to.
+
+Shapes: sources, partial mixes and mixes (..., D); rstd, log-sum-exps and their gradients (..., H). `rstd`, the inverse
+rms of a row, is the same for every head: it is kept once for each, so that each head's gradient has a place of its own.
+Arithmetic is in fp32 (fp64 for fp64 sources); only rows are rounded.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from depthroute.ops.reference import accumulation_dtype
+
+
+def _by_head(rows: Tensor, num_heads: int) -> Tensor:
+    """(..., D) -> (..., H, K) in the type of the arithmetic."""
+    return rows.to(accumulation_dtype(rows.dtype)).unflatten(-1, (num_heads, -1))
+
+
+def _rows(by_head: Tensor, like: Tensor) -> Tensor:
+    """(..., H, K) -> (..., D), rounded once."""
+    return by_head.flatten(-2).to(like.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _plus(value: Tensor, addend: Tensor | None) -> Tensor:
+    return value if addend is None else value + addend
+
+
+def inter_forward(
+    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """N sources read by S sites of weights (S, D) -> S mixes, normalised, and S log-sum-exps."""
+    values = torch.stack([_by_head(source, num_heads) for source in sources])  # (N, ..., H, K)
+    partials, lses = [], []
+    for row in _by_head(weight, num_heads):
+        logits = (values * row).sum(-1) * torch.stack(list(rstd))  # (N, ..., H)
+        lse = torch.logsumexp(logits, 0)
+        weights = torch.exp(logits - lse)
+        partials.append(_rows((weights.unsqueeze(-1) * values).sum(0), sources[0]))
+        lses.append(lse)
+    return partials, lses
+
+
+def inter_backward(
+    grads: Sequence[Tensor],
+    normaliser_grads: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    lses: Sequence[Tensor],
+    num_heads: int,
+    addends: Sequence[Tensor | None] = (),
+    rstd_addends: Sequence[Tensor | None] = (),
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Gradients of the sources (plus `addends`), of their rstd (plus `rstd_addends`) and of the weights (S, D).
+
+    `normaliser_grads` are those of the normalisers, d lse - <d partial, partial>, so that no partial mix is needed.
+    """
+    weights = _by_head(weight, num_heads)
+    upstream = [_by_head(grad, num_heads) for grad in grads]
+    weight_grad = torch.zeros_like(weights)
+    source_grads, rstd_grads = [], []
+    for n, (source, r) in enumerate(zip(sources, rstd, strict=True)):
+        value = _by_head(source, num_heads)
+        total, r_total = torch.zeros_like(value), torch.zeros_like(r)
+        for s, (g, dz, lse) in enumerate(zip(upstream, normaliser_grads, lses, strict=True)):
+            raw = (value * weights[s]).sum(-1)
+            p = torch.exp(raw * r - lse)
+            dl = p * ((g * value).sum(-1) + dz)
+            u = (dl * r).unsqueeze(-1)
+            total += p.unsqueeze(-1) * g + u * weights[s]
+            r_total += dl * raw
+            weight_grad[s] += (u * value).flatten(0, -3).sum(0)
+        addend = addends[n] if addends else None
+        source_grads.append(_rows(_plus(total, None if addend is None else _by_head(addend, num_heads)), source))
+        rstd_grads.append(_plus(r_total, rstd_addends[n] if rstd_addends else None))
+    return source_grads, rstd_grads, weight_grad.flatten(1)
+
+
+def merge_forward(
+    partial: Tensor | None,
+    lse_in: Tensor | None,
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    norm_weight: Tensor | None,
+    num_heads: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One site: its part of the inter read, if there was one, and M sources -> mix, lse, rstd of the newest, normed.
+
+    The newest source is the last; `rstd` is that of the M - 1 before it. `weight` (P, D) is P times the same row.
+    `normed` is the RMSNorm of the mix, empty where `norm_weight` is None.
+    """
+    row = _by_head(weight[0], num_heads)
+    values = [_by_head(source, num_heads) for source in sources]
+    mean_square = values[-1].square().mean((-2, -1))
+    newest = torch.rsqrt(mean_square + eps).unsqueeze(-1).expand(values[-1].shape[:-1]).clone()
+    logits = [(value * row).sum(-1) * r for value, r in zip(values, [*rstd, newest], strict=True)]
+    if partial is not None:
+        logits.append(lse_in)
+        values.append(_by_head(partial, num_heads))
+    lse = torch.logsumexp(torch.stack(logits), 0)
+    total = sum(torch.exp(logit - lse).unsqueeze(-1) * value for logit, value in zip(logits, values, strict=True))
+    mix = _rows(total, sources[0])
+    normed = mix.new_empty(0) if norm_weight is None else rms_norm(mix, norm_weight, norm_eps)
+    return mix, lse, newest, normed
+
+
+def merge_backward(
+    grad: Tensor,
+    rstd_grad: Tensor | None,
+    mix: Tensor,
+    lse: Tensor,
+    newest: Tensor,
+    lse_in: Tensor | None,
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    norm_weight: Tensor | None,
+    num_heads: int,
+    norm_eps: float,
+    addends: Sequence[Tensor | None] = (),
+    rstd_addends: Sequence[Tensor | None] = (),
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
+    """Gradients under `grad`, of `normed` where there is a norm and of `mix` otherwise.
+
+    `rstd_grad` is the gradient that later readers gave the newest source's rstd. Returns [d partial, d normaliser] or
+    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's as P partial
+    sums (P, D), and the norm weight's (empty without a norm).
+    """
+    row = _by_head(weight[0], num_heads)
+    g = _by_head(grad, num_heads)
+    norm_grad = mix.new_empty(0)
+    if norm_weight is not None:
+        g, norm_grad = _rms_norm_backward(grad, mix, norm_weight, norm_eps)
+        g = g.unflatten(-1, (num_heads, -1))
+    delta = (g * _by_head(mix, num_heads)).sum(-1)
+    weight_grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    source_grads, rstd_grads = [], []
+    last = len(sources) - 1
+    for i, (source, r) in enumerate(zip(sources, [*rstd, newest], strict=True)):
+        value = _by_head(source, num_heads)
+        raw = (value * row).sum(-1)
+        p = torch.exp(raw * r - lse)
+        dl = p * ((g * value).sum(-1) - delta)
+        u = (dl * r).unsqueeze(-1)
+        d = p.unsqueeze(-1) * g + u * row
+        dr = dl * raw
+        weight_grad[0] += (u * value).flatten(-2).reshape(-1, weight.shape[-1]).sum(0)
+        if i == last:  # its rstd is born here, so the gradient through it is applied here, once
+            total = _plus(dr, rstd_grad).sum(-1, keepdim=True) / weight.shape[-1]
+            d = d - (r.pow(3) * total).unsqueeze(-1) * value
+        else:
+            rstd_grads.append(_plus(dr, rstd_addends[i] if rstd_addends else None))
+        addend = addends[i] if addends else None
+        source_grads.append(_rows(_plus(d, None if addend is None else _by_head(addend, num_heads)), source))
+    inter: list[Tensor] = []
+    if lse_in is not None:
+        p = torch.exp(lse_in - lse)
+        inter = [_rows(p.unsqueeze(-1) * g, mix), -p * delta]
+    return inter, source_grads, rstd_grads, weight_grad, norm_grad
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm as the decoders of transformers round it: in fp32, to the dtype of x, then times the weight."""
+    rows = x.to(accumulation_dtype(x.dtype))
+    rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+    return (weight * rows.to(x.dtype)).to(x.dtype)
+
+
+def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x, not rounded, and of the weight."""
+    dtype = accumulation_dtype(x.dtype)
+    grad, rows = grad.to(dtype), x.to(dtype)
+    rho = torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+    scaled = grad * weight.to(dtype)
+    x_grad = rho * scaled - rows * rho.pow(3) * (scaled * rows).mean(-1, keepdim=True)
+    weight_grad = (grad * rows * rho).reshape(-1, rows.shape[-1]).sum(0)
+    return x_grad, weight_grad.to(weight.dtype)
+
+
+def gated_forward(
+    stream: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+) -> Tensor:
+    """stream + gate * mix, where mix merges a partial mix with one vector (D,) of logits (H,) that all tokens share."""
+    mix, _, _ = _gated_mix(partial, lse_in, null, null_logit, num_heads)
+    # Rounded as two separate operations would be.
+    return stream + (gate * _rows(mix, partial).to(stream.dtype)).to(stream.dtype)
+
+
+def gated_backward(
+    grad: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of gate, partial, its normaliser, null and null_logit; that of the stream is `grad` itself."""
+    mix, p, q = _gated_mix(partial, lse_in, null, null_logit, num_heads)
+    g = _by_head(grad, num_heads)
+    gate_grad = (g * mix).sum().reshape(1)
+    g = g * gate.to(g.dtype)
+    delta = (g * mix).sum(-1)
+    d_partial = _rows(p.unsqueeze(-1) * g, partial)
+    null_grad = (q.unsqueeze(-1) * g).flatten(-2).reshape(-1, null.numel()).sum(0)
+    logit_grad = (q * ((g * _by_head(null, num_heads)).sum(-1) - delta)).reshape(-1, num_heads).sum(0)
+    return gate_grad.to(gate.dtype), d_partial, -p * delta, null_grad.to(null.dtype), logit_grad
+
+
+def _gated_mix(
+    partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """mix (..., H, K), and the weights (..., H) of the partial mix and of the null vector in it."""
+    lse = torch.logaddexp(lse_in, null_logit)
+    p, q = torch.exp(lse_in - lse), torch.exp(null_logit - lse)
+    return p.unsqueeze(-1) * _by_head(partial, num_heads) + q.unsqueeze(-1) * _by_head(null, num_heads), p, q

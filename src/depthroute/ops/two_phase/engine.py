@@ -1,0 +1,168 @@
+"""A chain of sites read in two phases. The state is a flat tuple of tensors, never changed in place.
+
+A state before `site` reads holds, in this order,
+
+    sources      num_sources(site)       (..., D)   the newest last
+    rstd         num_sources(site) - 1   (..., H)   of all sources but the newest
+    partial mixes and log-sum-exps       (..., D), (..., H)   of this site and those after it in its tile, where the
+                                                    tile has an inter read and has made it
+    weights                              (P, D)     of the same sites
+
+so state[:num_sources(site)] are its sources, and every function takes and gives plain tuples: layers may pass them
+through checkpointing, reentrant too, and FSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from depthroute.ops.reference import accumulation_dtype
+from depthroute.ops.two_phase.plan import Plan
+from depthroute.ops.two_phase.register import inter, merge
+
+State = tuple[Tensor, ...]
+
+
+class _Open(NamedTuple):
+    """A state taken apart."""
+
+    sources: State
+    rstd: State
+    partials: State
+    lses: State
+    weights: State
+
+
+class Engine:
+    """Reads of a chain in two phases; holds no tensor and keeps nothing between calls.
+
+    Args:
+        plan: the sites and their tiles.
+        num_heads, scale, eps: of every read.
+        kernels: Triton, or plain PyTorch.
+    """
+
+    def __init__(self, plan: Plan, num_heads: int, *, scale: float = 1.0, eps: float = 1e-6, kernels: bool) -> None:
+        self.plan = plan
+        self.num_heads = num_heads
+        self.scale = scale
+        self.eps = eps
+        self.kernels = kernels
+
+    def start(self, x: Tensor) -> State:
+        """The first source (..., D) -> the state before site 0."""
+        return (x,)
+
+    def write(self, state: State, y: Tensor, site: int) -> State:
+        """Record the output of `site` in the state that its read gave -> the state before the next site."""
+        count = self.plan.num_sources(site)
+        sources, rest = state[:count], state[count:]
+        if self.plan.appends(site):
+            return (*sources, y, *rest)
+        # The newest source changes, so its rstd, which the read appended, is no longer its own.
+        return (*sources[:-1], sources[-1] + y, *rest[: count - 1], *rest[count:])
+
+    def read(
+        self, state: State, site: int, reads: Sequence[Any], norm: nn.Module | None = None
+    ) -> tuple[Tensor, State]:
+        """What `site` reads (..., D), and the state to give to `write`.
+
+        reads: the parameters of the sites from 1 on, modules with `query` and `norm_weight` (D,). Site 0 has one
+            source, which is what it reads.
+        norm: an RMSNorm module to apply to the mix, with `weight` and its eps; see `fusable_eps`.
+        """
+        open_ = self._unpack(state, site)
+        if site == self.plan.tile(site)[0]:
+            open_ = self._open_tile(open_, site, reads)
+        first = self.plan.num_finished(site)
+        partial, lse = (open_.partials[0], open_.lses[0]) if open_.partials else (None, None)
+        norm_eps = None if norm is None else fusable_eps(norm)
+        merged = merge(
+            partial,
+            lse,
+            open_.sources[first:],
+            open_.rstd[first:],
+            open_.weights[0],
+            self.num_heads,
+            self.eps,
+            norm_weight=None if norm_eps is None else norm.weight,  # type: ignore[union-attr,arg-type]
+            norm_eps=norm_eps or 0.0,
+            kernels=self.kernels,
+        )
+        out = merged.out if norm is None or norm_eps is not None else norm(merged.out)
+        state = (
+            *open_.sources[:first],
+            *merged.sources,
+            *open_.rstd[:first],
+            *merged.rstd,
+            *open_.partials[1:],
+            *open_.lses[1:],
+            *open_.weights[1:],
+        )
+        return out, state
+
+    def finish(self, state: State, reads: Sequence[Any]) -> Tensor:
+        """What the last site reads (..., D)."""
+        return self.read(state, self.plan.num_sites - 1, reads)[0]
+
+    def _unpack(self, state: State, site: int) -> _Open:
+        count = self.plan.num_sources(site)
+        start, end = self.plan.tile(site)
+        sources, rstd, rest = state[:count], state[count : 2 * count - 1], state[2 * count - 1 :]
+        if site == start:
+            return _Open(sources, rstd, (), (), ())
+        ahead = end - site
+        if not self.plan.num_finished(site):
+            return _Open(sources, rstd, (), (), rest)
+        return _Open(sources, rstd, rest[:ahead], rest[ahead : 2 * ahead], rest[2 * ahead :])
+
+    def _open_tile(self, open_: _Open, site: int, reads: Sequence[Any]) -> _Open:
+        """Make the inter read of a tile whose first site is `site`."""
+        _, end = self.plan.tile(site)
+        source = open_.sources[0]
+        weight = self._weight(site, end, reads, source)
+        # Each merge leaves its part of a query gradient as a few rows; one sum over the rows serves the whole tile.
+        rows = weight.expand(partial_rows(source, self.kernels), *weight.shape).unbind(1)
+        finished = self.plan.num_finished(site)
+        if not finished:
+            return open_._replace(weights=rows)
+        partials, lses, sources, rstd = inter(
+            open_.sources[:finished], open_.rstd[:finished], weight, self.num_heads, self.kernels
+        )
+        return _Open((*sources, *open_.sources[finished:]), (*rstd, *open_.rstd[finished:]), partials, lses, rows)
+
+    def _weight(self, start: int, end: int, reads: Sequence[Any], source: Tensor) -> Tensor:
+        """scale * query * norm_weight (S, D) of the sites `start` .. `end` - 1; zero for site 0."""
+        dtype = accumulation_dtype(source.dtype)
+        sites = [reads[site - 1] for site in range(max(start, 1), end)]
+        zero = [source.new_zeros(source.shape[-1], dtype=dtype)] if start == 0 else []
+        if not sites:
+            return torch.stack(zero)
+        query = torch.stack([read.query for read in sites]).to(dtype)
+        weight = self.scale * query * torch.stack([read.norm_weight for read in sites]).to(dtype)
+        return torch.cat([zero[0].unsqueeze(0), weight]) if zero else weight
+
+
+def partial_rows(source: Tensor, kernels: bool) -> int:
+    """In how many parts a merge of such sources leaves the gradient of its weight."""
+    if not kernels:
+        return 1
+    from depthroute.ops.kernels.two_phase import partial_rows as rows
+
+    return rows(source)
+
+
+def fusable_eps(norm: nn.Module) -> float | None:
+    """The eps of a norm module that `merge` can apply itself; None for any other, which is simply called.
+
+    That is the RMSNorm of transformers' decoders: a weight and `variance_epsilon`, nothing else, computed in fp32.
+    """
+    if type(norm).__name__ not in ("Qwen3RMSNorm", "Qwen2RMSNorm", "LlamaRMSNorm", "MistralRMSNorm"):
+        return None
+    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+        return None  # someone watches it
+    return float(norm.variance_epsilon)  # type: ignore[arg-type]
