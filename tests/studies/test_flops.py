@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from depthroute.models.presets import decoder_config
@@ -17,6 +19,7 @@ def test_weights_and_attention_of_a_decoder_by_hand():
     assert found.output_head == 6 * V * D
     assert found.attention == 12 * L * T * A
     assert found.routing == found.routing_share == 0
+    assert found.parameters == (found.weights - found.output_head) / 6 + V * D + L * (2 * D + 2 * 16) + D
     assert found.total == found.baseline == found.weights + found.attention
 
 
@@ -27,7 +30,8 @@ def test_a_causal_count_has_half_of_the_attention():
 
 def test_an_untied_embedding_costs_what_a_tied_one_costs():
     untied = token_flops(decoder_config("tiny", vocab_size=V, tie_word_embeddings=False), sequence_length=T)
-    assert untied == _tiny()
+    assert replace(untied, parameters=0) == replace(_tiny(), parameters=0)
+    assert untied.parameters - _tiny().parameters == V * D
 
 
 def test_mhar_reads_every_source_at_every_site_after_the_first():

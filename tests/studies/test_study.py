@@ -85,7 +85,11 @@ def test_an_axis_may_lie_within_the_residual():
 
 
 def test_an_arm_may_have_seeds_of_its_own():
-    assert [run.name for run in planned(arm_seeds={"mhar": [1]})] == ["additive/seed-0", "additive/seed-1", "mhar/seed-1"]
+    assert [run.name for run in planned(arm_seeds={"mhar": [1]})] == [
+        "additive/seed-0",
+        "additive/seed-1",
+        "mhar/seed-1",
+    ]
 
 
 def test_nested_and_dotted_overrides_are_the_same():
@@ -144,7 +148,10 @@ ADDITIVE = {"residual": {"scheme": "additive"}}
         ),
         ({"arms": {"additive": {}, "b": {}}}, "additive/seed-0 and b/seed-0 are the same run"),
         ({"grid": {"optimiser.beta1": [0.9]}}, "additive,beta1=0.9: unknown key 'optimiser'"),
-        ({"arms": {"additive": {}, "b": {"residual": {"scheme": "mhat"}}}}, "b: residual.scheme: unknown scheme 'mhat'"),
+        (
+            {"arms": {"additive": {}, "b": {"residual": {"scheme": "mhat"}}}},
+            "b: residual.scheme: unknown scheme 'mhat'",
+        ),
         ({"recipe": {"training.stepz": 3}}, "additive: unknown key 'training.stepz'"),
     ],
 )

@@ -34,12 +34,16 @@ _READ_SCHEMES = ("mhar", "block_mhar", "delta_mhar")
 
 @dataclass(frozen=True)
 class TokenFlops:
-    """Training FLOPs of one token: of weights (output head included), attention scores and values, and routing."""
+    """Training FLOPs of one token: of weights (output head included), attention scores and values, and routing.
+
+    `parameters`: how many the model has, the scheme's among them; a tied embedding counts once.
+    """
 
     weights: float
     output_head: float
     attention: float
     routing: float
+    parameters: int
 
     @property
     def baseline(self) -> float:
@@ -69,11 +73,13 @@ def token_flops(
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     head = model.get_output_embeddings().weight.numel()
     attention_width = sum(module.in_features for name, module in linear.items() if name.endswith(".o_proj"))
+    parameters = sum(parameter.numel() for module in (model, scheme) for parameter in module.parameters())
     return TokenFlops(
         weights=2 * _BACKWARD * sum(module.weight.numel() for module in linear.values()),
         output_head=2 * _BACKWARD * head,
         attention=4 * _BACKWARD * sequence_length * attention_width * (0.5 if causal else 1.0),
         routing=_BACKWARD * _routing_forward(scheme, (residual or {}).get("scheme", "additive"), decoder.hidden_size),
+        parameters=parameters,
     )
 
 
@@ -95,11 +101,3 @@ def _hyper_connection_forward(options: Any, width: int) -> float:
     static = 4 * n * width + 2 * n * n * width
     dynamic = 4 * n * width + 2 * n * width * (n + 2) if options.dynamic else 0
     return float(static + dynamic)
-
-
-def count_parameters(decoder: Any, residual: Mapping[str, Any]) -> int:
-    """The number of parameters of `decoder` under a residual scheme; a tied embedding counts once."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(decoder)
-        scheme = schemes.build(dict(residual), decoder)
-    return sum(parameter.numel() for module in (model, scheme) for parameter in module.parameters())

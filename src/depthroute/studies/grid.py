@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,10 @@ import yaml
 from rich.console import Console
 
 from depthroute.errors import nearest
-from depthroute.studies import results
+from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs
-from depthroute.studies.worker import BUSY
 from depthroute.training.checkpoints import write_text
 from depthroute.training.recipe import load_recipe, recipe_text
 
@@ -100,7 +98,7 @@ def run_study(
         def ended(run: Run, status: int) -> None:
             _record(out, run, status)
             results.write_results(study, wanted, out)
-            live.ended(run, elsewhere=status == BUSY)
+            live.ended(run, elsewhere=status == worker.BUSY)
 
         run_all(todo, slots, started, ended, live.tick)
     table, comparisons = results.write_results(study, wanted, out)
@@ -117,7 +115,7 @@ def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:
         output.write(f"--- {run.name} on {slot.name}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         output.flush()
         return subprocess.Popen(
-            [sys.executable, "-m", "depthroute.studies.worker", str(recipe), str(results.run_folder(out, run))],
+            worker.command(recipe, results.run_folder(out, run)),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -163,7 +161,7 @@ def _identity(recipe: Any) -> str:
 
 def _record(out: Path, run: Run, status: int) -> None:
     """Keep the reason of a run that did not finish; one that another process holds is no failure."""
-    if status != BUSY and results.state(out, run)[0] != results.FINISHED:
+    if status != worker.BUSY and results.state(out, run)[0] != results.FINISHED:
         results.record_failure(out, run, _reason(results.log_file(out, run), status))
 
 

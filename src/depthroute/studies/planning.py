@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from depthroute.models.presets import decoder_config
-from depthroute.studies.flops import TokenFlops, count_parameters, token_flops
+from depthroute.studies.flops import TokenFlops, token_flops
 from depthroute.studies.study import Run, load_study, runs
 
 # Two speeds measured with prototype kernels on one H200, bf16, compiled: the 100M shape with 50,257 words and 2,048
@@ -138,21 +139,26 @@ def plan(
     by_label: dict[str, list[Run]] = {}
     for run in runs(study):
         by_label.setdefault(run.label, []).append(run)
-    rows = tuple(_planned(group, tokens_per_second) for group in by_label.values())
+    counted: dict[str, TokenFlops] = {}
+    rows = tuple(_planned(group, tokens_per_second, counted) for group in by_label.values())
     return Plan(
         study.name, rows, ESTIMATE if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s as given"
     )
 
 
-def _planned(group: list[Run], tokens_per_second: float | None) -> PlannedRuns:
+def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[str, TokenFlops]) -> PlannedRuns:
     recipe = group[0].recipe
-    decoder = decoder_config(recipe.model.preset, **recipe.model.decoder)
-    flops = token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
+    length = recipe.data.sequence_length
+    key = json.dumps([recipe.model.model_dump(), recipe.residual, length])
+    if key not in counted:
+        decoder = decoder_config(recipe.model.preset, **recipe.model.decoder)
+        counted[key] = token_flops(decoder, recipe.residual, sequence_length=length)
+    flops = counted[key]
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.sequence_length
     return PlannedRuns(
         label=group[0].label,
         seeds=len(group),
-        parameters=count_parameters(decoder, recipe.residual),
+        parameters=flops.parameters,
         steps=recipe.training.steps,
         tokens=tokens,
         flops=flops.total * tokens,

@@ -1,8 +1,9 @@
-"""One run of a study in a process of its own: `python -m depthroute.studies.worker RECIPE RUN_FOLDER`.
+"""One run of a study in a process of its own: `python -P worker.py RECIPE RUN_FOLDER`.
 
 The study that starts it holds the other end of its standard input and never writes there. When that end closes, the
 study is gone, however it ended, and the worker ends with all its children: a killed study leaves no orphans. Its log
-(standard output) is locked while it runs, so that two studies on one folder never train the same run at once.
+(standard output) is locked while it runs, so that two studies on one folder never train the same run at once. It is
+started as a file, so that both hold before the seconds that importing the package takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ BUSY = 75  # exit status: another process holds this run (EX_TEMPFAIL of sysexit
 _PATIENCE_S = 10.0  # a worker of a study that was just killed may need a moment to end
 
 
+def command(recipe: Path, out: Path) -> list[str]:
+    """The command that trains a recipe file into a run folder; its standard input must be a pipe that stays open."""
+    # -P keeps this folder off the module path, where our statistics.py would hide the library's.
+    return [sys.executable, "-P", __file__, str(recipe), str(out)]
+
+
 def main(arguments: list[str]) -> int:
     """Train the recipe into the folder; returns the exit status."""
     recipe, out = map(Path, arguments)
@@ -27,7 +34,6 @@ def main(arguments: list[str]) -> int:
     if not _lock_log():
         print(f"{out} is being trained by another process")
         return BUSY
-    # After the lock: importing torch takes seconds.
     from depthroute.training import train
     from depthroute.training.recipe import load_recipe
 
@@ -36,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_with_study() -> None:
-    sys.stdin.buffer.read()
+    os.read(sys.stdin.fileno(), 1)  # not sys.stdin.read: the lock of a buffer would abort the interpreter at its end
     # The worker leads a process group of its own, with its data loaders in it.
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
