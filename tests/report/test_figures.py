@@ -56,6 +56,11 @@ def test_lines_of_the_loss_figure_are_the_means_over_seeds(study, colours):
     assert np.array_equal(lines[colours["_hidden"].colour].get_ydata(), expected.mean)
 
 
+def test_the_unigram_entropy_is_a_line_with_a_name_where_it_is_in_sight(study, colours):
+    assert "unigram entropy" in texts(figures.to_svg(figures.loss_curves(study, colours, 3.5)))
+    assert "unigram entropy" not in texts(figures.to_svg(figures.loss_curves(study, colours, 50.0)))
+
+
 def test_a_run_that_did_not_finish_is_a_line_of_its_own(tmp_path, make_study):
     folder = make_study(tmp_path / "study", {"additive": {0: 3.3, 1: 3.4}}, layers=1)
     (folder / "runs" / "additive" / "seed-1" / "summary.json").unlink()

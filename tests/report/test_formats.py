@@ -23,6 +23,7 @@ from depthroute.report import formats
         (formats.memory, 41_500_000_000, "41.5 GB"),
         (formats.p_value, 0.0132, "p = 0.013"),
         (formats.p_value, 1e-7, "p < 0.0001"),
+        (formats.unbroken, "3.1 ± 0.2, p = 0.03", "3.1\u00a0±\u00a00.2, p\u00a0=\u00a00.03"),
         (formats.duration, 45, "45 s"),
         (formats.duration, 201, "3 min"),
         (formats.duration, 12_240, "3.4 h"),

@@ -106,7 +106,7 @@ def loss_curves(group: Group, strokes: Mapping[str, Stroke], unigram_entropy: fl
         _draw_training(axes, group.runs[0])
     _fit_losses(axes, shown)
     if unigram_entropy is not None and axes.get_ylim()[1] > unigram_entropy:
-        axes.axhline(unigram_entropy, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.axhline(unigram_entropy, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="unigram entropy")
     _legend(figure, axes)
     return figure
 

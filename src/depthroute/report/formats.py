@@ -49,6 +49,13 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def unbroken(text: str) -> str:
+    """The text with what belongs together kept on one line: 3.1 ± 0.2, p = 0.03."""
+    for sign in ("±", "=", "<"):
+        text = text.replace(f" {sign} ", f"\N{NO-BREAK SPACE}{sign}\N{NO-BREAK SPACE}")
+    return text
+
+
 def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
     unit = 0
     while abs(value) >= base * 0.9995 and unit < len(units) - 1:

@@ -21,6 +21,15 @@ from depthroute.report.runs import Run
 from depthroute.report.settings import settings
 from depthroute.report.style import Stroke, strokes
 
+_FILTERS = (
+    formats.loss,
+    formats.signed,
+    formats.count,
+    formats.amount,
+    formats.memory,
+    formats.duration,
+    formats.unbroken,
+)
 _CAPTIONS = {
     "loss": "Held-out loss against training tokens.",
     "paired-difference": (
@@ -153,7 +162,7 @@ def _templates(out: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for write in (formats.loss, formats.signed, formats.count, formats.amount, formats.memory, formats.duration):
+    for write in _FILTERS:
         environment.filters[write.__name__] = write
     environment.filters["link"] = lambda path: quote(os.path.relpath(path, out).replace(os.sep, "/"))
     environment.filters["label"] = lambda path: Path(os.path.relpath(path, out.parent)).as_posix()

@@ -68,7 +68,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     return json.dumps(value, default=str)
 
