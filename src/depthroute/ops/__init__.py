@@ -48,16 +48,16 @@ def depth_mix(
         eps: of that norm.
         scale: factor on the logits.
         return_weights: also return the softmax's weights (N, ..., H) in the accumulation type; differentiable.
-        backend: "reference" is plain PyTorch. "triton" is the fused kernel, which raises where it can not run: it
+        backend: "reference" is plain PyTorch. "triton" is the fused kernel, which raises where it cannot run: it
             needs Triton, sources of 16 or 32 bits on a GPU (or TRITON_INTERPRET=1), and has no weights to return.
             "auto" is Triton for sources on a GPU where that can run, the reference elsewhere.
 
     Returns:
-        The mix (..., D) in the dtype of the sources, never one of the sources itself; with `return_weights` also the weights.
+        The mix (..., D) in the dtype of the sources, never a source itself; with `return_weights` also the weights.
 
     Raises:
         ValueError: a shape, device, number or name that does not fit. TypeError: a wrong type or dtype.
-        RuntimeError: `backend="triton"` where it can not run.
+        RuntimeError: `backend="triton"` where it cannot run.
 
     Source: arXiv 2607.27230 (multi-head attention residuals); with one head arXiv 2603.15031.
     """
@@ -87,7 +87,7 @@ def depth_mix(
 
 
 def _triton_obstacle(source: Tensor, return_weights: bool) -> str | None:
-    """Why the fused kernel can not do a read of such sources; None where it can."""
+    """Why the fused kernel cannot do a read of such sources; None where it can."""
     if not _TRITON_INSTALLED:
         return "Triton is not installed"
     if return_weights:
@@ -147,7 +147,7 @@ def _check_numbers(num_heads: int, eps: float, scale: float, width: int) -> None
     for name, value in (("eps", eps), ("scale", scale)):
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-        if not math.isfinite(value):
+        if not abs(value) < math.inf:
             raise ValueError(f"{name} must be finite, got {value}")
     if eps < 0:
         raise ValueError(f"eps must not be negative, got {eps}")

@@ -27,9 +27,9 @@ def depth_mix(
     scale: float = 1.0,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Mix of `sources` by a softmax over depth, one for each token and route head; arguments as `depthroute.depth_mix`.
+    """Mix of `sources` by a softmax over depth for each token and route head; arguments as `depthroute.depth_mix`.
 
-    Sources are scored as keys, RMS-normed over the full width, and mixed as they are. Nothing is rounded but the result.
+    The sources are RMS-normed over the full width to be scored, and mixed as they are. Only the result is rounded.
     """
     sources = tuple(sources)
     dtype = accumulation_dtype(sources[0].dtype)

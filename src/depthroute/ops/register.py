@@ -1,7 +1,7 @@
 """The Triton read as PyTorch operators, `depthroute::depth_mix` and `depthroute::depth_mix_backward`.
 
-torch.compile sees the operators and never looks inside. Eagerly a plain autograd function launches the same kernels at a
-third of the cost for the host. Both have one backward, which can not be differentiated again and says so.
+torch.compile sees the operators and never looks inside. Eagerly a plain autograd function launches the same kernels,
+at a lower cost for the host. Both share one backward, which cannot be differentiated again and says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def _forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,14 +99,15 @@ class _Read(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Any, ...]:
-        source_grads, weight_grad = _gradients(ctx, grad, ctx.needs_input_grad[3:], _backward)
+        # Gradients are enabled here under create_graph alone: the operator then raises when it is differentiated.
+        backward = depth_mix_backward if torch.is_grad_enabled() else _backward
+        source_grads, weight_grad = _gradients(ctx, grad, ctx.needs_input_grad[3:], backward)
         return weight_grad, None, None, *source_grads
 
 
 def fused_read(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: float) -> Tensor:
-    """Differentiable mix (..., D) of sources (..., D) scored by `weight` = scale * query * norm_weight, (D,) in fp32."""
+    """Differentiable mix (..., D) of sources (..., D) scored by weight = scale * query * norm_weight, (D,) in fp32."""
     if torch.compiler.is_compiling():
         return depth_mix(list(sources), weight, num_heads, eps)[0]
     return _Read.apply(weight, num_heads, eps, *sources)[0]

@@ -19,9 +19,14 @@ def _write(table, addresses):
 
 
 @triton.jit
-def entry(table, n, size, dtype: tl.constexpr):
-    """Pointer number n of a table of `size` entries; null from `size` on, where every access must be masked."""
-    address = tl.load(table + n, mask=n < size, other=0)
+def address(table, n, size):
+    """Entry n of a table of `size` addresses; null from `size` on, where every access must be masked."""
+    return tl.load(table + n, mask=n < size, other=0)
+
+
+@triton.jit
+def pointer(address, dtype: tl.constexpr):
+    """An address as a pointer that is known to be aligned for vector loads: plain() has seen to it."""
     return tl.multiple_of(address.to(tl.pointer_type(dtype)), 16)
 
 

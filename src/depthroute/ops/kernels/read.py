@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels import wide
-from depthroute.ops.kernels.launch import entry, on_device, plain, pointer_table
+from depthroute.ops.kernels.launch import address, on_device, plain, pointer, pointer_table
 from depthroute.ops.kernels.tiles import read_tile
 
 
@@ -33,11 +33,11 @@ def _forward_kernel(
     total = tl.zeros((BT, BH), tl.float32)
     acc = tl.zeros((BT, BH, BK), tl.float32)
     for first in range(0, N, UNROLL):
-        values = ()
+        values = ()  # type: tuple[tl.tensor, ...]
         for i in tl.static_range(UNROLL):  # every load is on its way before the first is used
-            source = entry(table, first + i, N, mix.dtype.element_ty)
-            values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)
-        logits = ()
+            source = pointer(address(table, first + i, N), mix.dtype.element_ty)
+            values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)  # noqa: RUF005
+        logits = ()  # type: tuple[tl.tensor, ...]
         new_top = top
         for i in tl.static_range(UNROLL):
             v = values[i].to(tl.float32)
@@ -46,7 +46,7 @@ def _forward_kernel(
             logit = tl.sum(v * w, 2) * r[:, None]  # [BT, BH]
             logit = tl.where(first + i < N, logit, float("-inf"))
             new_top = tl.maximum(new_top, logit)
-            logits = logits + (logit,)
+            logits = logits + (logit,)  # noqa: RUF005
         decay = tl.exp(top - new_top)
         total *= decay
         acc *= decay[:, :, None]
@@ -82,10 +82,10 @@ def _backward_kernel(
         excess = tl.zeros((BT, BH), tl.float32)
         keys = tl.zeros((BT, BH, BK), tl.float32)
         for first in range(0, N, UNROLL):
-            values = ()
+            values = ()  # type: tuple[tl.tensor, ...]
             for i in tl.static_range(UNROLL):
-                source = entry(table, first + i, N, mix.dtype.element_ty)
-                values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)
+                source = pointer(address(table, first + i, N), mix.dtype.element_ty)
+                values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)  # noqa: RUF005
             for i in tl.static_range(UNROLL):
                 n = first + i
                 v = values[i].to(tl.float32)
@@ -96,23 +96,21 @@ def _backward_kernel(
                 u = dl * r
                 c = tl.sum(dl * raw, 1)[:, None] * (r * r * r / (H * K))  # [BT, 1]
                 ds = p[:, :, None] * g + u[:, :, None] * w - c[:, :, None] * v
-                wanted = (
-                    mask
-                    & (n < N)
-                    & (tl.load(table + N + n, mask=n < N, other=0) != tl.load(table + n, mask=n < N, other=0))
-                )
-                tl.store(entry(table + N, n, N, mix.dtype.element_ty) + row, ds.to(mix.dtype.element_ty), mask=wanted)
+                target = address(table + N, n, N)
+                wanted = (n < N) & (target != address(table, n, N))
+                target = pointer(target, mix.dtype.element_ty)
+                tl.store(target + row, ds.to(mix.dtype.element_ty), mask=mask & wanted)
                 dw += u[:, :, None] * v
                 excess += dl
                 keys += (p * r)[:, :, None] * v
-        # dl sums to zero over the sources, but for the rounding of mix in delta: taken out of dw here, where it is known.
+        # The sum of dl over the sources is zero but for the rounding of mix in delta, which is known only here.
         dw -= excess[:, :, None] * keys
     column2 = head[:, None] * K + k[None, :]
     tl.store(partial + program * (H * K) + column2, tl.sum(dw, 0), mask=(head < H)[:, None] & (k < K)[None, :])
 
 
 def forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources N x (..., D), weight (D,) in fp32 -> mix (..., D), log-sum-exps (..., H), 1 / rms of each source (..., N)."""
+    """N sources (..., D), fp32 weight (D,) -> mix (..., D), log-sum-exps (..., H), 1 / rms of the sources (..., N)."""
     D = sources[0].shape[-1]
     mix = sources[0].new_empty(sources[0].shape)
     lse = weight.new_empty((*mix.shape[:-1], num_heads))
@@ -141,7 +139,7 @@ def backward(
     num_heads: int,
     wanted: Sequence[bool],
 ) -> tuple[list[Tensor], Tensor]:
-    """Gradients of the wanted sources, in order, and of the weight, from the upstream `grad` (..., D) of any strides."""
+    """Gradients of the wanted sources, in order, and of the weight. Of any strides: `grad` (..., D) and the sources."""
     D = mix.shape[-1]
     if len(sources) == 1:
         # The only weight is 1 whatever the query is. Recomputed, it could be off by a rounding.

@@ -4,15 +4,18 @@ from typing import NamedTuple
 
 import triton
 
+# The rule: whole rows, all route heads, in one program; 16 elements a lane (two 16-byte loads of bf16), so a warp for
+# every 512 elements, and several tokens where one row is less. More elements a lane would spill: the backward holds
+# seven tiles. Sources at a time: as many as the registers leave room for, to keep 64 to 128 bytes a lane in flight.
 WARP = 32
-LANE = 16  # elements of a tile for each lane; more would spill in the backward, which holds five tiles
+LANE = 16
+VECTOR = 16  # bytes
 MAX_WARPS = 16
-MAX_TILE = MAX_WARPS * WARP * LANE
-LOADS = 128  # bytes that each lane keeps in flight
+MAX_ROW = MAX_WARPS * WARP * LANE
 
-# Warps that run at once: 16 on each of the 132 multiprocessors of an H200. A constant, so that the order of the sums
-# over tokens, and with it every bit of the result, is the same on every device.
-RESIDENT_WARPS = 132 * 16
+# Warps of the backward that run at once: 12 on each of the 132 multiprocessors of an H200. A constant, so that the
+# order of the sums over tokens, and with it every bit of a query gradient, does not depend on the device.
+RESIDENT_WARPS = 132 * 12
 
 
 class Tile(NamedTuple):
@@ -26,21 +29,24 @@ class Tile(NamedTuple):
 
     @property
     def programs(self) -> int:
-        """Programs that run at once; each leaves one partial sum for the query gradient."""
+        """Programs of the backward that run at once; each leaves one partial sum of the query gradient."""
         return max(1, RESIDENT_WARPS // self.warps)
 
 
 def read_tile(num_heads: int, head_width: int, itemsize: int) -> Tile | None:
-    """Tile of one read: whole rows, 16 elements a lane, as many tokens as fill a warp; None where a row is too wide."""
+    """Tile of one read; None where a row is too wide for registers."""
     heads, width = triton.next_power_of_2(num_heads), triton.next_power_of_2(head_width)
     row = heads * width
-    if row > MAX_TILE:
+    if row > MAX_ROW:
         return None
-    tokens = max(1, WARP * LANE // row)
-    return Tile(tokens, heads, width, max(1, row // (WARP * LANE)), max(1, LOADS // (LANE * itemsize)))
+    warps = max(1, row // (WARP * LANE))
+    sources = 4 if warps <= 2 else 2 if warps < MAX_WARPS else 1
+    if head_width * itemsize % VECTOR:
+        sources = 1  # element by element: the addresses fill the registers
+    return Tile(max(1, WARP * LANE // row), heads, width, warps, max(1, sources * 2 // itemsize))
 
 
 def wide_tile(num_heads: int) -> Tile:
-    """Tile of one read whose rows are wider than the registers: all heads, a slice of each."""
+    """Tile of one read whose rows are too wide for registers: all heads, a slice of each."""
     heads = triton.next_power_of_2(num_heads)
-    return Tile(1, heads, max(1, MAX_TILE // heads), MAX_WARPS, 1)
+    return Tile(1, heads, max(1, MAX_ROW // heads), MAX_WARPS, 1)

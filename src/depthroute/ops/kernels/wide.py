@@ -4,12 +4,11 @@ As `read.py`, but each row passes through in slices, twice in a row (the second 
 `read.py` keeps in registers lie in a row of scratch memory that belongs to one program alone.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import entry
+from depthroute.ops.kernels.launch import address, pointer
 from depthroute.ops.kernels.tiles import wide_tile
 
 
@@ -22,12 +21,12 @@ def _forward_kernel(
     head = tl.arange(0, BH)
     acc = scratch + program.to(tl.int64) * (H * K)
     for t in range(program, T, tl.num_programs(0)):
-        token = t.to(tl.int64)
+        token = tl.cast(t, tl.int64)
         row = token * (H * K)
         top = tl.full((BH,), float("-inf"), tl.float32)
         total = tl.zeros((BH,), tl.float32)
         for n in range(N):
-            source = entry(table, n, N, mix.dtype.element_ty) + row
+            source = pointer(address(table, n, N), mix.dtype.element_ty) + row
             raw = tl.zeros((BH,), tl.float32)
             square = tl.zeros((BH,), tl.float32)
             for first in range(0, K, BK):
@@ -62,7 +61,7 @@ def _backward_kernel(
     head = tl.arange(0, BH)
     keys, dw = scratch + program.to(tl.int64) * (H * K), partial + program.to(tl.int64) * (H * K)
     for t in range(program, T, tl.num_programs(0)):
-        token = t.to(tl.int64)
+        token = tl.cast(t, tl.int64)
         row = token * (H * K)
         z = tl.load(lse + token * H + head, mask=head < H, other=0.0)
         delta = tl.zeros((BH,), tl.float32)
@@ -72,9 +71,9 @@ def _backward_kernel(
             delta += tl.sum(g * tl.load(mix + row + at, mask=mask, other=0.0).to(tl.float32), 1)
         excess = tl.zeros((BH,), tl.float32)
         for n in range(N):
-            source = entry(table, n, N, mix.dtype.element_ty) + row
-            target = entry(table + N, n, N, mix.dtype.element_ty) + row
-            wanted = tl.load(table + n) != tl.load(table + N + n)
+            wanted = address(table, n, N) != address(table + N, n, N)
+            source = pointer(address(table, n, N), mix.dtype.element_ty) + row
+            target = pointer(address(table + N, n, N), mix.dtype.element_ty) + row
             r = tl.load(rstd + token * N + n)
             raw = tl.zeros((BH,), tl.float32)
             dp = tl.zeros((BH,), tl.float32)
