@@ -126,7 +126,7 @@ class Engine:
         source = open_.sources[0]
         weight = self._weight(site, end, reads, source)
         # Each merge leaves its part of a query gradient as a few rows; one sum over the rows serves the whole tile.
-        rows = weight.expand(partial_rows(source, self.kernels), *weight.shape).unbind(1)
+        rows = weight.expand(partial_rows(self.kernels), *weight.shape).unbind(1)
         finished = self.plan.num_finished(site)
         if not finished:
             return open_._replace(weights=rows)
@@ -147,13 +147,13 @@ class Engine:
         return torch.cat([zero[0].unsqueeze(0), weight]) if zero else weight
 
 
-def partial_rows(source: Tensor, kernels: bool) -> int:
-    """In how many parts a merge of such sources leaves the gradient of its weight."""
+def partial_rows(kernels: bool) -> int:
+    """In how many parts a merge leaves the gradient of its weight."""
     if not kernels:
         return 1
-    from depthroute.ops.kernels.two_phase import partial_rows as rows
+    from depthroute.ops.kernels.two_phase import parts
 
-    return rows(source)
+    return parts()
 
 
 def fusable_eps(norm: nn.Module) -> float | None:

@@ -1,0 +1,138 @@
+"""stream + gate * (a partial mix merged with a vector that all tokens share), in Triton.
+
+Rows of D values for each token: forward the stream and the partial mix, and one written; backward the gradient and the
+partial mix, and one written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops.kernels.launch import on_device, plain
+from depthroute.ops.kernels.rows import column, dot, load, mask_of, store
+from depthroute.ops.kernels.settings import merge_tile, parts
+
+
+@triton.jit
+def _weights(lse_in, stat, mask, null_logit, head, H: tl.constexpr):
+    """Weights of the partial mix and of the null vector, [tokens, heads]."""
+    z = tl.load(lse_in + stat, mask=mask, other=0.0)
+    null = tl.load(null_logit + head, mask=head < H, other=0.0)[None, :]
+    top = tl.maximum(z, null)
+    p, q = tl.exp(z - top), tl.exp(null - top)
+    return p / (p + q), q / (p + q)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _forward_kernel(
+    stream, gate, partial, lse_in, null, null_logit, out, T,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    head = tl.arange(0, BH)
+    live = token < T
+    at = column(token, H, K, BH, BA, BB)
+    inside = mask_of(live, H, K, BH, BA, BB)
+    v = load(partial, at, inside, BB)
+    x = load(stream, at, inside, BB)
+    once = tl.full((1,), 1, tl.int1)
+    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB), mask_of(once, H, K, BH, BA, BB), BB)
+    p, q = _weights(lse_in, token[:, None] * H + head[None, :], live[:, None] & (head < H)[None, :], null_logit, head, H)
+    g = tl.load(gate).to(tl.float32)
+    wide: tl.constexpr = out.dtype.element_ty
+    mixed_a = _mixed(p, q, v[0], s[0])
+    mixed_b = _mixed(p, q, v[1], s[1])
+    y_a = x[0].to(tl.float32) + (g * mixed_a.to(wide).to(tl.float32)).to(wide).to(tl.float32)
+    y_b = x[1].to(tl.float32) + (g * mixed_b.to(wide).to(tl.float32)).to(wide).to(tl.float32)
+    store(out, at, (y_a.to(wide), y_b.to(wide)), inside, BB)
+
+
+@triton.jit
+def _mixed(p, q, v, null):
+    """The mix, rounded as a source is."""
+    return (p[:, :, None] * v.to(tl.float32) + q[:, :, None] * null.to(tl.float32)).to(v.dtype)
+
+
+@triton.jit(do_not_specialize=["T", "steps"])
+def _backward_kernel(
+    grad, gate, partial, lse_in, null, null_logit,
+    partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BH)
+    once = tl.full((1,), 1, tl.int1)
+    only_inside = mask_of(once, H, K, BH, BA, BB)
+    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB), only_inside, BB)
+    scale = tl.load(gate).to(tl.float32)
+    dgate = tl.zeros((BT, BH), tl.float32)
+    dlogit = tl.zeros((BT, BH), tl.float32)
+    dnull_a = tl.zeros((BT, BH, BA), tl.float32)
+    dnull_b = dnull_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+    for step in range(steps):
+        token = (program * steps + step) * BT + tl.arange(0, BT)
+        live = token < T
+        stat = token[:, None] * H + head[None, :]
+        live_stat = live[:, None] & (head < H)[None, :]
+        at = column(token, H, K, BH, BA, BB)
+        inside = mask_of(live, H, K, BH, BA, BB)
+        g = load(grad, at, inside, BB)
+        v = load(partial, at, inside, BB)
+        p, q = _weights(lse_in, stat, live_stat, null_logit, head, H)
+        along = dot(g, v, BB)  # [BT, BH]
+        along_null = dot(g, s, BB)
+        along_mix = p * along + q * along_null
+        dgate += along_mix
+        dlogit += q * scale * (along_null - along_mix)
+        tl.store(normaliser_grad + stat, -p * scale * along_mix, mask=live_stat)
+        d_a = scale * g[0].to(tl.float32)
+        d_b = scale * g[1].to(tl.float32)
+        out: tl.constexpr = partial_grad.dtype.element_ty
+        store(partial_grad, at, ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out)), inside, BB)
+        dnull_a += q[:, :, None] * d_a
+        if BB > 0:
+            dnull_b += q[:, :, None] * d_b
+    tl.store(gate_parts + program, tl.sum(tl.sum(dgate, 1), 0))
+    tl.store(logit_parts + program * H + head, tl.sum(dlogit, 0), mask=head < H)
+    own = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, BA, BB)
+    store(null_parts, own, (tl.sum(dnull_a, 0)[None, :, :], tl.sum(dnull_b, 0)[None, :, :]), only_inside, BB)
+
+
+def forward(
+    stream: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+) -> Tensor:
+    """As `two_phase.algebra.gated_forward`."""
+    D = stream.shape[-1]
+    out = stream.new_empty(stream.shape)
+    T = out.numel() // D
+    tile = merge_tile(num_heads, D // num_heads, "forward")
+    with on_device(out):
+        _forward_kernel[(triton.cdiv(T, tile.tokens),)](
+            plain(stream), plain(gate), plain(partial), plain(lse_in), plain(null), plain(null_logit), out, T,
+            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest, num_warps=tile.warps,
+        )  # fmt: skip
+    return out
+
+
+def backward(
+    grad: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `two_phase.algebra.gated_backward`."""
+    D = partial.shape[-1]
+    T = partial.numel() // D
+    partial_grad, normaliser_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
+    tile = merge_tile(num_heads, D // num_heads, "backward")
+    blocks = triton.cdiv(T, tile.tokens)
+    steps = triton.cdiv(blocks, parts())
+    programs = triton.cdiv(blocks, steps)
+    gate_parts = lse_in.new_empty(programs)
+    null_parts, logit_parts = lse_in.new_empty((programs, D)), lse_in.new_empty((programs, num_heads))
+    with on_device(partial):
+        _backward_kernel[(programs,)](
+            plain(grad), plain(gate), plain(partial), plain(lse_in), plain(null), plain(null_logit),
+            partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps,
+            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest, num_warps=tile.warps,
+        )  # fmt: skip
+        gate_grad = gate_parts.sum(0, keepdim=True).to(gate.dtype)
+        return gate_grad, partial_grad, normaliser_grad, null_parts.sum(0).to(null.dtype), logit_parts.sum(0)

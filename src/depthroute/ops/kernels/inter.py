@@ -1,0 +1,275 @@
+"""Finished sources read for all sites of a tile at once, in Triton, on tensor cores.
+
+A program reads one token and head after another: values v [sources, channels], queries w [channels, sites]. Two
+products forward, v w and v^T p, four backward; sites are the narrow side of each, 8 with 16-bit operands, so nothing is
+padded. Channels are cut into chunks, a warp for each, and the products are batched over them; only logits cross warps.
+Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
+and N more read where sums so far come in. Bound by memory: at 64 sources and 8 sites about 36 operations a byte.
+
+16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops.kernels.launch import on_device, plain, pointer_table
+from depthroute.ops.kernels.settings import inter_programs, inter_tile, parts
+
+
+@triton.jit
+def _pointers(table, n, there, dtype: tl.constexpr):
+    """Entries n of a table of addresses, as pointers known to be aligned for vector loads; null where not there."""
+    addresses = tl.load(table + n, mask=there, other=0)
+    return tl.multiple_of(addresses.to(tl.pointer_type(dtype)), [16])
+
+
+@triton.jit
+def _split(x, dtype: tl.constexpr):
+    """x in fp32 as a high and a low part of a narrower type."""
+    high = x.to(dtype)
+    return high, (x - high.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _logits(v, high, low, acc, SPLIT: tl.constexpr):
+    acc = tl.dot(v, high, acc, input_precision="ieee")
+    if SPLIT:
+        acc = tl.dot(v, low, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit(do_not_specialize=["N", "S", "T", "steps"])
+def _forward_kernel(
+    table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    SPLIT: tl.constexpr = dtype != tl.float32
+    head = tl.program_id(0) % H
+    block = tl.program_id(0).to(tl.int64) // H
+    site, some = tl.arange(0, BS), tl.arange(0, BN)
+    chunk = tl.arange(0, C)[:, None]
+    k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
+    k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
+    queries = weight + site[None, None, :] * (H * K) + head * K
+    there = (site < S)[None, None, :]
+    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=there & (k_a < K)[:, :, None], other=0.0), dtype)
+    if BB > 0:
+        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=there & (k_b < K)[:, :, None], other=0.0), dtype)
+
+    for step in range(steps):
+        token = block * steps + step
+        row = token * (H * K) + head * K
+        stat = token * H + head
+        live = token < T
+        top = tl.full((BS,), float("-inf"), tl.float32)
+        total = tl.zeros((BS,), tl.float32)
+        acc_a = tl.zeros((C, BA, BS), tl.float32)
+        acc_b = tl.zeros((C, BB, BS), tl.float32) if BB > 0 else acc_a
+        for first in tl.range(0, N, BN, num_stages=STAGES):
+            n = first + some
+            there = (n < N) & live
+            source = _pointers(table, n, there, dtype)[None, :, None]
+            r = tl.load(_pointers(table + N, n, there, tl.float32) + stat, mask=there, other=0.0)
+            inside = there[None, :, None] & (k_a < K)[:, None, :]
+            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside, other=0.0)  # [C, BN, BA]
+            raw = _logits(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
+            if BB > 0:
+                inside = there[None, :, None] & (k_b < K)[:, None, :]
+                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside, other=0.0)
+                raw = _logits(v_b, w_b, low_b, raw, SPLIT)
+            logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
+            new_top = tl.maximum(top, tl.max(logits, 0))
+            new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
+            decay = tl.exp(top - new_top)
+            p = tl.exp(logits - new_top[None, :])
+            total = total * decay + tl.sum(p, 0)
+            top = new_top
+            p = tl.broadcast_to(p.to(dtype)[None, :, :], (C, BN, BS))
+            acc_a = tl.dot(tl.trans(v_a, (0, 2, 1)), p, acc_a * decay[None, None, :], input_precision="ieee")
+            if BB > 0:
+                acc_b = tl.dot(tl.trans(v_b, (0, 2, 1)), p, acc_b * decay[None, None, :], input_precision="ieee")
+        written = (site < S) & live
+        lse = _pointers(table + 2 * N + S, site, written, tl.float32)
+        tl.store(lse + stat, top + tl.log(total), mask=written)
+        partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
+        inside = written[None, :, None] & (k_a < K)[:, None, :]
+        mix = tl.trans(acc_a / total[None, None, :], (0, 2, 1)).to(dtype)
+        tl.store(partial + (row + k_a)[:, None, :], mix, mask=inside)
+        if BB > 0:
+            inside = written[None, :, None] & (k_b < K)[:, None, :]
+            mix = tl.trans(acc_b / total[None, None, :], (0, 2, 1)).to(dtype)
+            tl.store(partial + (row + k_b)[:, None, :], mix, mask=inside)
+
+
+@triton.jit
+def _pairs(table, weight, at, S, k, K: tl.constexpr, site2, live, dtype: tl.constexpr, H: tl.constexpr, head, row):
+    """[C, 2 BS, channels]: the upstream gradient of a site, then its query, then those of the next site."""
+    site = site2 // 2
+    is_query = (site2 % 2)[None, :, None] == 1
+    inside = (site < S)[None, :, None] & (k < K)[:, None, :]
+    grad = _pointers(table + at, site, (site < S) & live, dtype)[None, :, None]
+    g = tl.load(grad + (row + k)[:, None, :], mask=inside & live & (site2 % 2 == 0)[None, :, None], other=0.0)
+    w = tl.load(weight + site[None, :, None] * (H * K) + (head * K + k)[:, None, :], mask=inside & is_query, other=0.0)
+    return tl.where(is_query, w.to(dtype), g)
+
+
+@triton.jit
+def _push(table, n, there, sum_there, at_sum, at_grad, row, k, K: tl.constexpr, pu, pairs, dtype: tl.constexpr):
+    """Gradients of some sources: the sums so far plus p times upstream plus u times query."""
+    inside = (k < K)[:, None, :]
+    sums = _pointers(table + at_sum, n, there, dtype)[None, :, None]
+    so_far = tl.load(sums + (row + k)[:, None, :], mask=inside & sum_there[None, :, None], other=0.0)
+    grad = tl.dot(pu, pairs, so_far.to(tl.float32), input_precision="ieee")
+    target = _pointers(table + at_grad, n, there, dtype)[None, :, None]
+    tl.store(target + (row + k)[:, None, :], grad.to(dtype), mask=inside & there[None, :, None])
+
+
+@triton.jit(do_not_specialize=["N", "S", "T", "steps"])
+def _backward_kernel(
+    table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
+    # upstream gradients, those of the normalisers, the log-sum-exps. No sum so far: the source itself in its place.
+    SPLIT: tl.constexpr = dtype != tl.float32
+    head = tl.program_id(0) % H
+    block = tl.program_id(0).to(tl.int64) // H
+    site, some, site2 = tl.arange(0, BS), tl.arange(0, BN), tl.arange(0, 2 * BS)
+    chunk = tl.arange(0, C)[:, None]
+    k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
+    k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
+    queries = weight + site[None, None, :] * (H * K) + head * K
+    there = (site < S)[None, None, :]
+    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=there & (k_a < K)[:, :, None], other=0.0), dtype)
+    dw_a = tl.zeros((C, BA, BS), tl.float32)
+    dw_b = dw_a
+    if BB > 0:
+        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=there & (k_b < K)[:, :, None], other=0.0), dtype)
+        dw_b = tl.zeros((C, BB, BS), tl.float32)
+
+    for step in range(steps):
+        token = block * steps + step
+        row = token * (H * K) + head * K
+        stat = token * H + head
+        live = token < T
+        mine = (site < S) & live
+        upstream = _pointers(table + 6 * N, site, mine, dtype)[None, None, :]
+        g_a = tl.load(upstream + (row + k_a)[:, :, None], mask=mine[None, None, :] & (k_a < K)[:, :, None], other=0.0)
+        pairs_a = _pairs(table, weight, 6 * N, S, k_a, K, site2, live, dtype, H, head, row)
+        if BB > 0:
+            inside = mine[None, None, :] & (k_b < K)[:, :, None]
+            g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside, other=0.0)
+            pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
+        dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
+        z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
+        for first in tl.range(0, N, BN, num_stages=STAGES):
+            n = first + some
+            there = (n < N) & live
+            source = _pointers(table, n, there, dtype)[None, :, None]
+            r = tl.load(_pointers(table + 3 * N, n, there, tl.float32) + stat, mask=there, other=0.0)
+            sum_there = there & (tl.load(table + N + n, mask=there, other=0) != tl.load(table + n, mask=there, other=0))
+            inside = there[None, :, None] & (k_a < K)[:, None, :]
+            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside, other=0.0)  # [C, BN, BA]
+            nothing = tl.zeros((C, BN, BS), tl.float32)
+            raw = _logits(v_a, w_a, low_a, nothing, SPLIT)
+            dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
+            if BB > 0:
+                inside = there[None, :, None] & (k_b < K)[:, None, :]
+                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside, other=0.0)
+                raw = _logits(v_b, w_b, low_b, raw, SPLIT)
+                dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
+            raw = tl.sum(raw, 0)  # [BN, BS]
+            p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
+            dl = p * (tl.sum(dp, 0) + dz[None, :])
+            u = dl * r[:, None]
+
+            r_sums = _pointers(table + 4 * N, n, there, tl.float32)
+            r_there = there & (tl.load(table + 4 * N + n, mask=there, other=0)
+                               != tl.load(table + 3 * N + n, mask=there, other=0))  # fmt: skip
+            dr = tl.load(r_sums + stat, mask=r_there, other=0.0) + tl.sum(dl * raw, 1)
+            tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
+
+            pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
+            pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
+            u = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
+            _push(table, n, there, sum_there, N, 2 * N, row, k_a, K, pu, pairs_a, dtype)
+            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u, dw_a, input_precision="ieee")
+            if BB > 0:
+                _push(table, n, there, sum_there, N, 2 * N, row, k_b, K, pu, pairs_b, dtype)
+                dw_b = tl.dot(tl.trans(v_b, (0, 2, 1)), u, dw_b, input_precision="ieee")
+    out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
+    there = (site < S)[None, :, None]
+    tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=there & (k_a < K)[:, None, :])
+    if BB > 0:
+        tl.store(out + k_b[:, None, :], tl.trans(dw_b, (0, 2, 1)), mask=there & (k_b < K)[:, None, :])
+
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def forward(
+    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """As `two_phase.algebra.inter_forward`."""
+    like, D = sources[0], sources[0].shape[-1]
+    partials = [like.new_empty(like.shape) for _ in weight]
+    lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
+    rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
+    T = like.numel() // D
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
+    programs = min(T, max(1, inter_programs(tile.chunks, "forward") // num_heads))
+    steps = triton.cdiv(T, programs)
+    with on_device(like):
+        table = pointer_table([*rows, *stats, *partials, *lses])
+        _forward_kernel[(triton.cdiv(T, steps) * num_heads,)](
+            table, weight, len(rows), len(weight), T, steps, _TYPES[like.dtype], num_heads, D // num_heads,
+            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
+    return partials, lses
+
+
+def backward(
+    grads: Sequence[Tensor],
+    normaliser_grads: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    lses: Sequence[Tensor],
+    num_heads: int,
+    addends: Sequence[Tensor | None] = (),
+    rstd_addends: Sequence[Tensor | None] = (),
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """As `two_phase.algebra.inter_backward`."""
+    like, D = sources[0], sources[0].shape[-1]
+    source_grads = [like.new_empty(like.shape) for _ in sources]
+    rstd_grads = [lses[0].new_empty(lses[0].shape) for _ in sources]
+    rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
+    sums = _in_place_of_none(addends, rows)
+    rstd_sums = _in_place_of_none(rstd_addends, stats)
+    sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, normaliser_grads, lses)]
+    T = like.numel() // D
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
+    programs = min(T, parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
+    steps = triton.cdiv(T, programs)
+    programs = triton.cdiv(T, steps)
+    weight_parts = weight.new_empty((programs, *weight.shape))
+    with on_device(like):
+        table = pointer_table(
+            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *sites[1], *sites[2]]
+        )
+        _backward_kernel[(programs * num_heads,)](
+            table, weight, weight_parts, len(rows), len(weight), T, steps, _TYPES[like.dtype],
+            num_heads, D // num_heads,
+            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
+        return source_grads, rstd_grads, weight_parts.sum(0)
+
+
+def _in_place_of_none(tensors: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor]:
+    if not tensors:
+        return list(others)
+    return [other if tensor is None else plain(tensor) for tensor, other in zip(tensors, others, strict=True)]

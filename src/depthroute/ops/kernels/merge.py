@@ -1,0 +1,301 @@
+"""One site of a tile in Triton: a partial mix and the few sources born in the tile, and the RMSNorm that may follow.
+
+A program holds whole rows, all heads. Rows of D values, for M sources and each token:
+forward 1 (partial) + M, and 1 (mix) written, 1 more with a norm; backward 2 (gradient, mix) + M + the sums so far of
+M - 1 sources, and M + 1 written. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops.kernels.launch import on_device, plain
+from depthroute.ops.kernels.rows import column, dot, load, mask_of, square, store
+from depthroute.ops.kernels.settings import merge_tile
+
+# Addresses travel as arguments: a table in memory would cost a launch for every site. The lists are padded, and the
+# number of sources below their end is a run-time value, so only a few variants are ever compiled.
+SLOTS = (2, 4, 8, 16)
+
+
+@triton.jit
+def _at(address, dtype: tl.constexpr):
+    """An address argument as a pointer that is known to be aligned for vector loads."""
+    return tl.multiple_of(tl.cast(address, tl.int64).to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit(do_not_specialize=["M", "T", "has_partial"])
+def _forward_kernel(
+    sources, rstds, partial, lse_in, weight, gamma, mix, lse, newest, normed, M, T, has_partial, eps, norm_eps,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = mix.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    head = tl.arange(0, BH)
+    live = token < T
+    stat = token[:, None] * H + head[None, :]
+    live_stat = live[:, None] & (head < H)[None, :]
+    at = column(token, H, K, BH, BA, BB)
+    inside = mask_of(live, H, K, BH, BA, BB)
+    only_column = column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB)
+    w = load(weight, only_column, mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB), BB)
+
+    # The newest source comes first. Slots from M on are masked: a logit of -inf, no traffic.
+    values = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(len(sources)):
+        values = values + (load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB),)  # noqa: RUF005
+    has = live & (has_partial != 0)
+    mixed = load(partial, at, mask_of(has, H, K, BH, BA, BB), BB)
+    z = tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf"))
+
+    rstd = tl.rsqrt(square(values[0], BB) / (H * K) + eps)  # [BT]
+    tl.store(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), mask=live_stat)
+    logit = dot(values[0], w, BB) * rstd[:, None]  # [BT, BH]
+    top = tl.maximum(z, logit)
+    logits = (logit,)
+    for i in tl.static_range(1, len(sources)):
+        r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+        logit = tl.where(i < M, dot(values[i], w, BB) * r, float("-inf"))
+        top = tl.maximum(top, logit)
+        logits = logits + (logit,)  # noqa: RUF005
+    p = tl.exp(z - top)
+    total = p
+    acc_a = p[:, :, None] * mixed[0].to(tl.float32)
+    acc_b = p[:, :, None] * mixed[1].to(tl.float32)
+    for i in tl.static_range(len(sources)):
+        p = tl.exp(logits[i] - top)
+        total += p
+        acc_a += p[:, :, None] * values[i][0].to(tl.float32)
+        if BB > 0:
+            acc_b += p[:, :, None] * values[i][1].to(tl.float32)
+    out = ((acc_a / total[:, :, None]).to(dtype), (acc_b / total[:, :, None]).to(dtype))
+    store(mix, at, out, inside, BB)
+    tl.store(lse + stat, top + tl.log(total), mask=live_stat)
+    if NORM:
+        rho = tl.rsqrt(square(out, BB) / (H * K) + norm_eps)[:, None, None]
+        g = load(gamma, only_column, mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB), BB)
+        # Rounded as the norm module rounds: to the type of the mix before the weight comes in.
+        normed_a = (out[0].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[0].to(tl.float32)
+        normed_b = (out[1].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[1].to(tl.float32)
+        store(normed, at, (normed_a.to(dtype), normed_b.to(dtype)), inside, BB)
+
+
+@triton.jit(do_not_specialize=["M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"])
+def _backward_kernel(
+    sources, rstds, sums, rstd_sums, source_grads, rstd_grads,
+    grad, rstd_grad, mix, lse, newest, lse_in, weight, gamma, partial_grad, normaliser_grad, weight_parts, gamma_parts,
+    M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    NORM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = mix.dtype.element_ty
+    D: tl.constexpr = H * K
+    program = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BH)
+    only_column = column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB)
+    only_inside = mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB)
+    w = load(weight, only_column, only_inside, BB)
+    dw_a = tl.zeros((BT, BH, BA), tl.float32)
+    dw_b = dw_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+    if NORM:
+        gm = load(gamma, only_column, only_inside, BB)
+        dgamma_a = tl.zeros((BT, BH, BA), tl.float32)
+        dgamma_b = dgamma_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+    for step in range(steps):
+        token = (program * steps + step) * BT + tl.arange(0, BT)
+        live = token < T
+        stat = token[:, None] * H + head[None, :]
+        live_stat = live[:, None] & (head < H)[None, :]
+        at = column(token, H, K, BH, BA, BB)
+        inside = mask_of(live, H, K, BH, BA, BB)
+
+        upstream = load(grad, at, inside, BB)
+        mixed = load(mix, at, inside, BB)
+        g_a, g_b = upstream[0].to(tl.float32), upstream[1].to(tl.float32)
+        m_a, m_b = mixed[0].to(tl.float32), mixed[1].to(tl.float32)
+        if NORM:
+            rho = tl.rsqrt(square(mixed, BB) / D + norm_eps)  # [BT]
+            dgamma_a += g_a * m_a * rho[:, None, None]
+            g_a *= gm[0].to(tl.float32)
+            if BB > 0:
+                dgamma_b += g_b * m_b * rho[:, None, None]
+                g_b *= gm[1].to(tl.float32)
+            along = tl.sum(dot((g_a, g_b), (m_a, m_b), BB), 1) * (rho * rho * rho / D)  # [BT]
+            g_a = rho[:, None, None] * g_a - along[:, None, None] * m_a
+            g_b = rho[:, None, None] * g_b - along[:, None, None] * m_b
+        delta = dot((g_a, g_b), (m_a, m_b), BB)  # [BT, BH]
+        z = tl.load(lse + stat, mask=live_stat, other=0.0)
+
+        p = tl.exp(tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf")) - z)
+        store(partial_grad, at, ((p[:, :, None] * g_a).to(dtype), (p[:, :, None] * g_b).to(dtype)),
+              mask_of(live & (has_partial != 0), H, K, BH, BA, BB), BB)  # fmt: skip
+        tl.store(normaliser_grad + stat, -p * delta, mask=live_stat & (has_partial != 0))
+
+        # The next sources are on their way before the gradients of these are stored.
+        ahead = _load_some(0, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums, at, stat, live, live_stat,
+                           dtype, H, K, BH, BA, BB)  # fmt: skip
+        for first in tl.static_range(0, len(sources), UNROLL):
+            now = ahead
+            if first + UNROLL < len(sources):
+                ahead = _load_some(first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums, at, stat,
+                                   live, live_stat, dtype, H, K, BH, BA, BB)  # fmt: skip
+            if first < M:
+                for j in tl.static_range(UNROLL):
+                    i: tl.constexpr = first + j
+                    v, total, r, rstd_total = now[j]
+                    v_a, v_b = v[0].to(tl.float32), v[1].to(tl.float32)
+                    raw = dot((v_a, v_b), w, BB)
+                    p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
+                    dl = p * (dot((v_a, v_b), (g_a, g_b), BB) - delta)
+                    u = dl * r
+                    dr = rstd_total + dl * raw
+                    d_a = total[0].to(tl.float32) + p[:, :, None] * g_a + u[:, :, None] * w[0]
+                    d_b = total[1].to(tl.float32) + p[:, :, None] * g_b + u[:, :, None] * w[1]
+                    if i == 0:  # its rstd is born here, so the gradient through it is applied here, once
+                        dr += tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
+                        through = tl.sum(dr, 1)[:, None] * (r * r * r / D)  # [BT, BH]
+                        d_a -= through[:, :, None] * v_a
+                        d_b -= through[:, :, None] * v_b
+                    else:
+                        tl.store(_at(rstd_grads[i - 1], tl.float32) + stat, dr, mask=live_stat & (i < M))
+                    used = mask_of(live & (i < M), H, K, BH, BA, BB)
+                    store(_at(source_grads[i], dtype), at, (d_a.to(dtype), d_b.to(dtype)), used, BB)
+                    dw_a += u[:, :, None] * v_a
+                    if BB > 0:
+                        dw_b += u[:, :, None] * v_b
+    parts = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, BA, BB)
+    _store_sum(weight_parts, parts, dw_a, dw_b, only_inside, BB)
+    if NORM:
+        _store_sum(gamma_parts, parts, dgamma_a, dgamma_b, only_inside, BB)
+
+
+@triton.jit
+def _load_some(
+    first: tl.constexpr, count: tl.constexpr, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
+    at, stat, live, live_stat, dtype: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """Rows of `count` sources, the sums so far of their gradients, their rstd, the sums so far of its gradients."""
+    loaded = ()  # type: tuple[tl.tensor, ...]
+    for j in tl.static_range(count):
+        i: tl.constexpr = first + j
+        v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
+        summed = ((has_sums >> i) & 1) != 0
+        total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
+        if i == 0:
+            r = tl.load(newest + stat, mask=live_stat, other=0.0)
+            rstd_total = tl.zeros_like(r)
+        else:
+            r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+            rstd_summed = ((has_rstd_sums >> (i - 1)) & 1) != 0
+            rstd_total = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=live_stat & rstd_summed, other=0.0)
+        loaded = loaded + ((v, total, r, rstd_total),)  # noqa: RUF005
+    return loaded
+
+
+@triton.jit
+def _store_sum(pointer, at, a, b, inside, BB: tl.constexpr):
+    """Sum over the tokens of a program."""
+    store(pointer, at, (tl.sum(a, 0)[None, :, :], tl.sum(b, 0)[None, :, :]), inside, BB)
+
+
+def forward(
+    partial: Tensor | None,
+    lse_in: Tensor | None,
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    norm_weight: Tensor | None,
+    num_heads: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `two_phase.algebra.merge_forward`."""
+    D = sources[0].shape[-1]
+    mix = sources[0].new_empty(sources[0].shape)
+    lse = sources[0].new_empty((*mix.shape[:-1], num_heads), dtype=torch.float32)
+    newest = torch.empty_like(lse)
+    normed = mix.new_empty(0 if norm_weight is None else mix.shape)
+    rows = [plain(source) for source in reversed(sources)]
+    stats = [plain(r) for r in reversed(rstd)]
+    partial, lse_in = (mix, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
+    gamma = weight[0] if norm_weight is None else plain(norm_weight)
+    tile = merge_tile(num_heads, D // num_heads, "forward")
+    T = mix.numel() // D
+    with on_device(mix):
+        _forward_kernel[(triton.cdiv(T, tile.tokens),)](
+            _slots(rows), _slots(stats, len(rows), newest), partial, lse_in, plain(weight[0]), gamma,
+            mix, lse, newest, normed, len(rows), T, int(partial is not mix), eps, norm_eps,
+            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
+            norm_weight is not None, num_warps=tile.warps,
+        )  # fmt: skip
+    return mix, lse, newest, normed
+
+
+def backward(
+    grad: Tensor,
+    rstd_grad: Tensor | None,
+    mix: Tensor,
+    lse: Tensor,
+    newest: Tensor,
+    lse_in: Tensor | None,
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    norm_weight: Tensor | None,
+    num_heads: int,
+    norm_eps: float,
+    addends: Sequence[Tensor | None] = (),
+    rstd_addends: Sequence[Tensor | None] = (),
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
+    """As `two_phase.algebra.merge_backward`."""
+    D, m = mix.shape[-1], len(sources)
+    source_grads = [mix.new_empty(mix.shape) for _ in sources]
+    rstd_grads = [torch.empty_like(lse) for _ in rstd]
+    inter_grads = [] if lse_in is None else [mix.new_empty(mix.shape), torch.empty_like(lse)]
+    parts = weight.new_empty(weight.shape)
+    norm_parts = parts.new_empty(0 if norm_weight is None else weight.shape)
+    rows = [plain(source) for source in reversed(sources)]
+    stats = [plain(r) for r in reversed(rstd)]
+    sums, has_sums = _optionals(addends or [None] * m, rows)
+    rstd_sums, has_rstd_sums = _optionals(rstd_addends or [None] * (m - 1), stats)
+    lse_in = lse if lse_in is None else plain(lse_in)
+    partial_grad, normaliser_grad = inter_grads or (mix, lse)
+    tile = merge_tile(num_heads, D // num_heads, "backward")
+    T, programs = mix.numel() // D, len(weight)
+    with on_device(mix):
+        _backward_kernel[(programs,)](
+            _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
+            _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
+            plain(grad), newest if rstd_grad is None else plain(rstd_grad), plain(mix), plain(lse), plain(newest), lse_in,
+            plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
+            partial_grad, normaliser_grad, parts, norm_parts,
+            m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
+            len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
+            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
+            norm_weight is not None, tile.unroll, num_warps=tile.warps,
+        )  # fmt: skip
+    norm_grad = mix.new_empty(0) if norm_weight is None else norm_parts.sum(0).to(norm_weight.dtype)
+    return inter_grads, source_grads, rstd_grads, parts, norm_grad
+
+
+def _slots(tensors: Sequence[Tensor], count: int = 0, empty: Tensor | None = None) -> tuple[int, ...]:
+    """Addresses, padded with ones that are not followed."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    size = next((slots for slots in SLOTS if slots >= max(count, len(addresses))), None)
+    if size is None:
+        raise ValueError(f"a merge takes at most {SLOTS[-1]} sources, got {len(addresses)}")
+    padding = addresses[-1] if addresses else empty.data_ptr()  # type: ignore[union-attr]
+    return (*addresses, *[padding] * (size - len(addresses)))
+
+
+def _optionals(tensors: Sequence[Tensor | None], others: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    """Tensors, newest first, in the place of absent ones those of `others`, and the set of present ones as bits."""
+    tensors = tensors[::-1]
+    present = sum(1 << i for i, tensor in enumerate(tensors) if tensor is not None)
+    filled = [other if tensor is None else plain(tensor) for tensor, other in zip(tensors, others, strict=True)]
+    return filled, present

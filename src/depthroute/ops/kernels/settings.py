@@ -1,0 +1,114 @@
+"""How much of a read one program of the two phases holds, and how many programs there are.
+
+Each choice is a plain function of the shape. `overriding` replaces some of them for a while, to look for better ones.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import triton
+from torch import Tensor
+
+WARP = 32
+LANE = 16  # elements of a row that each lane holds: two 16-byte loads of bf16
+MAX_WARPS = 16
+MAX_ROW = MAX_WARPS * WARP * LANE
+CHUNK = 128  # channels of a head that one warp multiplies
+MAX_CHUNKS = 16
+
+# Programs of a backward, and with them the parts that a weight's gradient is summed from: two on each of the 132
+# multiprocessors of an H200. A constant, so that the order of a sum never depends on the device.
+PARTS = 264
+INTERPRETED_PARTS = 3
+
+_overrides: dict[str, Any] = {}
+
+
+class MergeTile(NamedTuple):
+    """Block of one program of a merge: `tokens` x `heads` x (`width` + `rest`), `unroll` sources loaded at a time."""
+
+    tokens: int
+    heads: int
+    width: int
+    rest: int
+    warps: int
+    unroll: int
+
+
+class InterTile(NamedTuple):
+    """Block of one program of an inter read: one token and head, `sources` x `chunks` x (`width` + `rest`)."""
+
+    sources: int
+    sites: int
+    chunks: int
+    width: int
+    rest: int
+    warps: int
+    stages: int
+
+
+@contextlib.contextmanager
+def overriding(**values: Any) -> Iterator[None]:
+    """Use these settings in place of the chosen ones: merge_forward_warps, inter_backward_sources and the like."""
+    _overrides.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del _overrides[name]
+
+
+def parts() -> int:
+    """In how many parts a backward leaves the gradient of a weight."""
+    return _overrides.get("parts", INTERPRETED_PARTS if os.environ.get("TRITON_INTERPRET") == "1" else PARTS)
+
+
+def obstacle(source: Tensor, num_heads: int) -> str | None:
+    """Why the kernels cannot read such sources; None where they can."""
+    D = source.shape[-1]
+    width, rest = _cut(D // num_heads)
+    if triton.next_power_of_2(num_heads) * (width + rest) > MAX_ROW:
+        return f"a row of {D} values is too wide for the registers of one program"
+    if _cut(D // num_heads, least=16)[0] > CHUNK * MAX_CHUNKS:
+        return f"a head of {D // num_heads} channels is too wide for the warps of one program"
+    return None
+
+
+def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
+    """Tile of a merge; `phase` is "forward" or "backward"."""
+    heads = triton.next_power_of_2(num_heads)
+    width, rest = _cut(head_width)
+    wanted = _overrides.get(f"merge_{phase}_warps", 4 if phase == "forward" else 8)
+    tokens = max(1, wanted * WARP * LANE // (heads * width))
+    warps = max(1, min(MAX_WARPS, tokens * heads * width // (WARP * LANE)))
+    return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
+
+
+def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
+    """Tile of an inter read; `phase` is "forward" or "backward"."""
+    width, rest = _cut(head_width, least=16)
+    chunks = max(1, width // CHUNK)
+    if rest:
+        rest = max(rest // chunks, 16)
+    sources = _overrides.get(f"inter_{phase}_sources", 16)
+    stages = _overrides.get(f"inter_{phase}_stages", 2)
+    sites = max(8, triton.next_power_of_2(num_sites))
+    return InterTile(sources, sites, chunks, width // chunks, rest, chunks, stages)
+
+
+def inter_programs(chunks: int, phase: str) -> int:
+    """Programs of an inter read for all its heads: as many as run at once, each for a run of tokens."""
+    warps = _overrides.get(f"inter_{phase}_warps", 12)
+    return max(1, 132 * warps // chunks)
+
+
+def _cut(width: int, least: int = 1) -> tuple[int, int]:
+    """A width as the sum of two powers of two, or one power of two and 0."""
+    whole = max(least, triton.next_power_of_2(width))
+    if whole <= width or whole == least:
+        return whole, 0
+    half = whole // 2
+    rest = max(least, triton.next_power_of_2(width - half))
+    return (half, rest) if rest < half else (whole, 0)
