@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from depthroute import residual
 from depthroute.models.presets import decoder_config
 from depthroute.studies.flops import token_flops
 
@@ -52,6 +53,21 @@ def test_hyper_connections_by_hand():
     dynamic = _tiny(scheme="hyper_connections", dynamic=True).routing
     assert static == 3 * 2 * L * (2 * n * D + 2 * n * n * D + 2 * n * D)
     assert dynamic - static == 3 * 2 * L * (4 * n * D + 2 * n * D * (n + 1) + 2 * n * D)
+
+
+def test_mhc_by_hand():
+    n = 4
+    found = _tiny(scheme="mhc").routing
+    assert found == 3 * 2 * L * (4 * n * D + 2 * n * n * D + 4 * n * D + 2 * n * D * (2 * n + n * n))
+
+
+def test_denseformer_averages_all_outputs_after_every_layer():
+    assert _tiny(scheme="denseformer").routing == 6 * D * sum(range(2, L + 2))
+
+
+def test_every_registered_scheme_is_counted():
+    for scheme in residual.available():
+        assert _tiny(scheme=scheme).routing > 0 or scheme == "additive"
 
 
 def test_an_unknown_scheme_is_an_error():

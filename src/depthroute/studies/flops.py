@@ -8,8 +8,10 @@ What is counted, forward plus a backward of twice the forward:
                 heads * head dimension. `causal=True` counts the half that a causal kernel computes.
     routing     of a read over N sources, 24 * N * D: two for each channel in the sum of squares, in the scaling of the
                 key, in the dot product with the query and in the weighted sum, so 8 forward.
-                of hyper-connections with n streams, for each sublayer 3 * (4 n D + 2 n^2 D): its read, its mix and its
-                write; the dynamic form adds 3 * (4 n D + 2 n D (n + 2)): the norm of the streams and its projections.
+                of a weighted average of N outputs (denseformer), 6 * N * D.
+                of hyper-connections with n streams, for each sublayer 3 * (4 n D + 2 n^2 D): its read, its write and
+                its mix; the dynamic form adds 3 * (4 n D + 2 n D (n + 2)): the norm of the streams and its projections.
+                of mhc the same with 3 * (4 n D + 2 n D (2 n + n^2)): all streams together are projected to all weights.
 
 Not counted, for any arm: norms, rotary embedding, activation functions, softmax, additions to a stream, the optimizer,
 what gradient checkpointing computes again.
@@ -84,20 +86,30 @@ def token_flops(
 
 
 def _routing_forward(scheme: Residual, name: str, width: int) -> float:
+    """FLOPs of one token, forward."""
     if name == "additive":
         return 0.0
     if name in _READ_SCHEMES:
         return 8.0 * width * sum(len(scheme.source_names(site)) for site in range(scheme.num_sites))
-    if name == "hyper_connections":
-        return (scheme.num_sites - 1) * _hyper_connection_forward(scheme.options, width)
-    raise ValueError(
-        f"residual.scheme: the FLOPs of {name!r} are not counted; known: additive, {', '.join(_READ_SCHEMES)}, "
-        "hyper_connections"
-    )
+    if name == "denseformer":
+        return 2.0 * width * sum(parameter.numel() for parameter in scheme.parameters())
+    if name in _STREAM_SCHEMES:
+        n = scheme.options.num_streams
+        used = 4 * n * width + 2 * n * n * width
+        return (scheme.num_sites - 1) * (used + _STREAM_SCHEMES[name](scheme.options, width))
+    known = ("additive", "denseformer", *_READ_SCHEMES, *_STREAM_SCHEMES)
+    raise ValueError(f"residual.scheme: the FLOPs of {name!r} are not counted (counted: {', '.join(known)})")
 
 
-def _hyper_connection_forward(options: Any, width: int) -> float:
+def _dynamic_weights(options: Any, width: int) -> float:
     n = options.num_streams
-    static = 4 * n * width + 2 * n * n * width
-    dynamic = 4 * n * width + 2 * n * width * (n + 2) if options.dynamic else 0
-    return float(static + dynamic)
+    return 4.0 * n * width + 2 * n * width * (n + 2) if options.dynamic else 0.0
+
+
+def _manifold_weights(options: Any, width: int) -> float:
+    n = options.num_streams
+    return 4.0 * n * width + 2 * n * width * (2 * n + n * n)
+
+
+# How schemes with streams make the weights of one site.
+_STREAM_SCHEMES = {"hyper_connections": _dynamic_weights, "mhc": _manifold_weights}

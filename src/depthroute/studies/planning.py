@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from depthroute.data import load_tokenizer
 from depthroute.models.presets import decoder_config
 from depthroute.studies.flops import TokenFlops, token_flops
 from depthroute.studies.study import Run, load_study, runs
+from depthroute.training.recipe import Recipe
 
 # Two speeds measured with prototype kernels on one H200, bf16, compiled: the 100M shape with 50,257 words and 2,048
 # tokens, additive and mhar with one route head. What a token takes is then estimated as its FLOPs without routing at
@@ -85,8 +89,13 @@ class Plan:
         """What one run needs beside that while it trains: its checkpoints."""
         return max(row.parameters for row in self.rows) * _CHECKPOINT_BYTES * _KEPT_CHECKPOINTS
 
+    def __str__(self) -> str:
+        console = Console(width=max(Console().width, 120), file=io.StringIO(), record=True)
+        console.print(self.table())
+        return console.export_text()
+
     def table(self) -> Table:
-        """The plan for people."""
+        """The plan for people; its text is `str(plan)`."""
         table = Table(title=f"{self.name}: {self.num_runs} runs", caption=self._caption(), caption_justify="left")
         columns = (
             "arm",
@@ -105,21 +114,21 @@ class Plan:
             table.add_row(
                 row.label,
                 str(row.seeds),
-                f"{row.parameters / 1e6:,.0f} M",
+                _short(row.parameters),
                 f"{row.steps:,}",
-                f"{row.tokens / 1e6:,.1f} M",
+                _short(row.tokens),
                 f"{row.flops:.2e}",
                 f"{row.tokens_per_second:,.0f}",
                 f"{row.hours:,.2f}",
-                f"{row.disc_bytes / 1e9:,.1f} GB",
+                f"{_short(row.disc_bytes, 'G')}B",
             )
         return table
 
     def _caption(self) -> str:
         return (
-            f"In all {self.tokens / 1e9:,.2f} B tokens, {self.flops:.2e} FLOPs and {self.hours:,.1f} GPU hours of "
-            f"training (start-up and evaluation come on top); {self.disc_bytes / 1e9:,.1f} GB of final models, and for "
-            f"the checkpoints of each run while it trains {self.running_disc_bytes / 1e9:,.1f} GB.\n"
+            f"In all {_short(self.tokens)} tokens, {self.flops:.2e} FLOPs and {self.hours:,.1f} GPU hours of "
+            f"training (start-up and evaluation come on top); {_short(self.disc_bytes, 'G')}B of final models, and for "
+            f"the checkpoints of each run while it trains {_short(self.running_disc_bytes, 'G')}B.\n"
             f"Speed: {self.speed_source}."
         )
 
@@ -149,9 +158,9 @@ def plan(
 def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[str, TokenFlops]) -> PlannedRuns:
     recipe = group[0].recipe
     length = recipe.data.sequence_length
-    key = json.dumps([recipe.model.model_dump(), recipe.residual, length])
+    key = json.dumps([recipe.model.model_dump(), recipe.data.tokenizer, recipe.residual, length])
     if key not in counted:
-        decoder = decoder_config(recipe.model.preset, **recipe.model.decoder)
+        decoder = decoder_config(recipe.model.preset, **{**_vocabulary(recipe), **recipe.model.decoder})
         counted[key] = token_flops(decoder, recipe.residual, sequence_length=length)
     flops = counted[key]
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.sequence_length
@@ -164,6 +173,19 @@ def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[st
         flops=flops.total * tokens,
         tokens_per_second=tokens_per_second or _estimated_speed(flops),
     )
+
+
+def _vocabulary(recipe: Recipe) -> dict[str, int]:
+    """The vocabulary of the tokenizer where it is at hand; nothing is fetched, so for a hub's it is the preset's."""
+    name = recipe.data.tokenizer
+    return {"vocab_size": len(load_tokenizer(name))} if name == "embedded" or Path(name).exists() else {}
+
+
+def _short(number: float, billion: str = "B") -> str:
+    for unit, suffix in ((1e9, billion), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {suffix}"
+    return f"{number:,.0f}"
 
 
 @cache

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
+from depthroute.models.text import generate_text
 from depthroute.studies.grid import StudyResult, run_study
 from depthroute.studies.tables import comparison_table
 from depthroute.training.checkpoints import write_json
@@ -35,8 +34,7 @@ def run_quickstart(
         raise RuntimeError(f"{out}: some runs are held by another process; start again when it has ended")
     sample = sample_from_best(result)
     write_json(result.folder / "samples.json", [sample])
-    console.print(f"\n{sample['arm']} goes on from [bold]{sample['prompt']}[/bold]", highlight=False)
-    console.print(sample["text"].removeprefix(sample["prompt"]), markup=False, highlight=False)
+    console.print(f"\n{sample['arm']} goes on from a prompt:\n{sample['prompt']}{sample['text']}", markup=False)
     if not report:
         return result
     result = result.with_report()
@@ -45,22 +43,9 @@ def run_quickstart(
 
 
 def sample_from_best(result: StudyResult, prompt: str = PROMPT) -> dict[str, str]:
-    """A text of `NEW_TOKENS` new tokens by the first seed of the arm with the lowest mean loss: arm, prompt, text."""
+    """How the first seed of the arm with the lowest mean loss goes on from a prompt: arm, prompt, new text."""
     finished: list[dict[str, Any]] = [arm for arm in result.comparisons["arms"] if arm["loss"]]
     best = min(finished, key=lambda arm: arm["loss"]["mean"])["label"]
     seed = min(row["seed"] for row in result.runs if row["label"] == best and row["status"] == "finished")
-    folder = result.folder / "runs" / best / f"seed-{seed}" / "final"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    set_seed(0)
-    with torch.no_grad():
-        output = model.generate(
-            **inputs,
-            do_sample=True,
-            temperature=0.8,
-            top_k=50,
-            min_new_tokens=NEW_TOKENS,
-            max_new_tokens=NEW_TOKENS,
-            pad_token_id=tokenizer.eos_token_id,
-        )
-    return {"arm": best, "prompt": prompt, "text": tokenizer.decode(output[0], skip_special_tokens=True)}
+    folder = result.folder / "runs" / best / f"seed-{seed}"
+    return {"arm": best, "prompt": prompt, "text": generate_text(folder, prompt, max_new_tokens=NEW_TOKENS)}
