@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from depthroute.data import load_tokenizer
 from depthroute.residual.mhar import Mhar
@@ -13,7 +14,7 @@ from depthroute.training import Recipe, train
 from depthroute.training.hf_trainer import training_arguments
 from depthroute.training.model_building import build_model
 from depthroute.training.recipe import Section
-from support.small_runs import exact, metrics, small_recipe, write_corpus
+from support.small_runs import assert_close, exact, metrics, small_recipe, write_corpus
 
 SHORT = ("training.steps=6", "training.evaluate_every=6")
 
@@ -136,12 +137,25 @@ def test_threads_are_set(corpus, tmp_path, monkeypatch):
     assert asked == [3]
 
 
-def test_compilation_and_reporting_reach_trainer(corpus, tmp_path):
-    arguments = training_arguments(
-        small_recipe(corpus, "training.compile=true", "training.report_to=[tensorboard]"), tmp_path
-    )
-    assert arguments.torch_compile
-    assert arguments.report_to == ["tensorboard"]
-    plain = training_arguments(small_recipe(corpus), tmp_path)
-    assert not plain.torch_compile
-    assert plain.report_to == []
+def test_a_compiled_run_saves_the_names_of_the_plain_model(short, corpus, tmp_path, monkeypatch):
+    def without_code_generation(*args):
+        arguments = training_arguments(*args)
+        assert arguments.torch_compile
+        arguments.torch_compile_backend = "eager"
+        return arguments
+
+    monkeypatch.setattr("depthroute.training.trainer.training_arguments", without_code_generation)
+    train(small_recipe(corpus, *SHORT, "training.compile=true", "training.save_every=6"), tmp_path)
+    plain = load_file(short / "final" / "model.safetensors")
+    for folder in ("final", "checkpoint-6"):
+        assert load_file(tmp_path / folder / "model.safetensors").keys() == plain.keys()
+    assert_close(tmp_path, short, tolerance=1e-6)
+
+
+def test_a_run_that_does_not_compile_is_not_compiled(corpus, tmp_path):
+    assert not training_arguments(small_recipe(corpus), tmp_path).torch_compile
+
+
+def test_reports_go_where_the_recipe_says(corpus, tmp_path):
+    assert training_arguments(small_recipe(corpus, "training.report_to=[wandb]"), tmp_path).report_to == ["wandb"]
+    assert training_arguments(small_recipe(corpus), tmp_path).report_to == []

@@ -131,6 +131,13 @@ def test_a_run_without_its_recipe_is_refused(tmp_path, corpus):
         train(small_recipe(corpus), tmp_path)
 
 
+def test_a_final_model_that_transformers_cannot_load_is_an_error(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("depthroute.training.hf_trainer.clean_name", lambda name: f"wrapped.{name}")
+    with pytest.raises(RuntimeError, match="final does not hold the trained model"):
+        train(small_recipe(corpus), tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_two_runs_of_a_recipe_are_equal_bit_for_bit(finished, corpus, tmp_path):
     train(small_recipe(corpus), tmp_path)
     assert exact(tmp_path) == exact(finished)

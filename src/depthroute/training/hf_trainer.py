@@ -19,7 +19,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from depthroute.training.checkpoints import rotate, seal
 from depthroute.training.evaluation import summed_loss
 from depthroute.training.meter import Meter
-from depthroute.training.optim import build_optimizer, build_scheduler
+from depthroute.training.optim import build_optimizer, build_scheduler, clean_name
 from depthroute.training.recipe import Recipe
 
 KEPT_CHECKPOINTS = 2
@@ -131,7 +131,8 @@ class RecipeTrainer(Trainer):
 
     def save_final(self, folder: Path) -> None:
         """Save the model so that transformers can load it, as a whole or not at all. All ranks take part."""
-        state = self.accelerator.get_state_dict(self.model_wrapped)
+        # A compiled model puts its prefix into the names, and transformers would load none of the weights.
+        state = {clean_name(name): value for name, value in self.accelerator.get_state_dict(self.model_wrapped).items()}
         if self.args.should_save:
             draft = folder.with_name(f".{folder.name}.partial")
             for old in (draft, folder):

@@ -159,7 +159,11 @@ def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
 
 def _write_read_weights(out: Path, validation: PackedTokens, arguments: TrainingArguments) -> None:
     """What the saved model's reads weigh on held-out text, where its scheme has reads."""
-    model: Any = AutoModelForCausalLM.from_pretrained(out / "final")
+    both: Any = AutoModelForCausalLM.from_pretrained(out / "final", output_loading_info=True)
+    model, loaded = both
+    faults = [*loaded["missing_keys"], *loaded["unexpected_keys"]]
+    if faults:
+        raise RuntimeError(f"{out / 'final'} does not hold the trained model: {', '.join(sorted(faults)[:3])}, ...")
     model.to(arguments.device)
     indices = range(min(_PROBED_SEQUENCES, len(validation)))
     batches = (
