@@ -75,6 +75,7 @@ class FakeRuns:
             for s in (steps // 2, steps)
         ]
         summary = {
+            "scheme": run.recipe.residual["scheme"],
             "parameters": 100,
             "residual_parameters": 0 if run.arm == "additive" else 10,
             "steps": steps,

@@ -112,3 +112,32 @@ def test_the_table_shows_losses_differences_and_the_unigram_entropy(fake, tmp_pa
     assert "unigram entropy" in text
     assert "6.5000" in text
     assert "read the sign and the size" in text
+
+
+def test_gains_in_compute_along_a_grid_of_scales(fake, tmp_path):
+    lengths = {"length": {"short": {}, "middle": {"training.steps": 40}, "long": {"training.steps": 160}}}
+    # L = C^-1/2: four times the steps halve the loss. The arm has the baseline's loss of twice the compute.
+    for name, loss in {"short": 4.0, "middle": 2.0, "long": 1.0}.items():
+        _losses(fake, {f"additive,length={name}": {0: loss}, f"mhar-h1,length={name}": {0: loss / 2**0.5}})
+    study = {**STUDY, "grid": lengths, "compute_gain": True, "seeds": [0]}
+    found = fake.study(tmp_path, study, only=["additive", "mhar-h1"]).comparisons["compute_gain"]
+    assert "C^-0.5000" in found["fit"]
+    assert found["warning"] is None
+    assert [row["label"] for row in found["gains"]] == [f"mhar-h1,length={name}" for name in lengths["length"]]
+    for row in found["gains"]:
+        assert row["gain"] == pytest.approx(2 / (1 + row["routing_share"]))
+        assert row["routing_share"] > 0
+    assert "compute-equivalent gains" in fake.output
+    assert "2 parameters fitted through 2 points" not in fake.output
+
+
+def test_gains_in_compute_say_why_there_are_none(fake, tmp_path):
+    lengths = {"length": {"short": {}, "long": {"training.steps": 40}}}
+    study = {**STUDY, "grid": lengths, "compute_gain": True, "seeds": [0]}
+    fake.fails["additive,length=long/seed-0"] = (1, "Error: x")
+    found = fake.study(tmp_path, study).comparisons["compute_gain"]
+    assert (found["fit"], found["gains"]) == (None, [])
+    assert "a fit wants at least two" in found["warning"]
+    fake.fails.clear()
+    fake.losses["additive,length=long/seed-0"] = 4.0
+    assert "through 2 points" in fake.study(tmp_path, study).comparisons["compute_gain"]["warning"]

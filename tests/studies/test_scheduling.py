@@ -98,12 +98,18 @@ def test_with_gpus_there_is_a_slot_for_each_free_one(monkeypatch):
         free_slots(3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     rows = "GPU-aa, 12\nGPU-bb, 70000\nGPU-cc, 0\n"
-    monkeypatch.setattr(scheduling.shutil, "which", lambda name: name)
     monkeypatch.setattr(scheduling.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=rows))
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in free_slots()] == ["GPU-aa", "GPU-cc"]
     rows = "GPU-bb, 70000\n"
     with pytest.raises(RuntimeError, match="every GPU is in use"):
         free_slots()
+
+    def missing(*_, **__):
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(scheduling.subprocess, "run", missing)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in free_slots()] == ["0", "1"]
 
 
 def test_no_workers_are_refused():

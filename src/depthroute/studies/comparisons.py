@@ -12,6 +12,8 @@ from depthroute.studies import statistics
 from depthroute.studies.study import Study, label, points
 
 RATE_AXIS = "optimizer.learning_rate"
+# Schemes whose reads and writes have no fused kernels: on a GPU their speed is that of compiled PyTorch.
+UNFUSED = ("denseformer", "hyper_connections", "mhc")
 
 Row = Mapping[str, Any]
 
@@ -24,7 +26,8 @@ def compare(
     `table`: the rows of the runs; `evaluations`: run name ("mhar/seed-0") -> its evaluation records.
     "arms": for each arm and point the loss (tail mean) over seeds and the paired difference to the baseline there.
     "best_learning_rates": where the learning rate is an axis, each arm at its best one, and its difference to the
-    baseline at the baseline's own best one. "readings": losses at equal steps, tokens and seconds for each point.
+    baseline at the baseline's own best one. "readings": losses at equal steps, tokens and seconds for each point, the
+    speeds those that the runs logged: an arm's own only where it had its device to itself.
     """
     finished = [row for row in table if row["status"] == "finished"]
     return {
@@ -95,6 +98,7 @@ def _readings(
     found = []
     for point in points(study):
         curves: dict[str, statistics.Curve] = {}
+        unfused: list[str] = []
         speeds: dict[str, float] = {}
         for arm in study.arms:
             mine = _at(finished, arm, point)
@@ -102,11 +106,13 @@ def _readings(
             if mine and all(of_seeds):
                 curves[arm] = statistics.mean_curve([statistics.curve(records) for records in of_seeds])
                 speeds[arm] = _median(mine, "tokens_per_second") or 0.0
+                if mine[0]["scheme"] in UNFUSED:
+                    unfused.append(arm)
         if len(curves) < 2:
             continue
         readings = [statistics.equal_steps(curves), statistics.equal_tokens(curves)]
         if all(speeds.values()):
-            readings.append(statistics.equal_wall_clock(curves, speeds))
+            readings.append(statistics.equal_wall_clock(curves, speeds, unfused=unfused))
         found += [{"point": dict(point), **asdict(reading)} for reading in readings]
     return found
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from depthroute import residual as schemes
+from depthroute.data import load_tokenizer
+from depthroute.models.presets import decoder_config
 from depthroute.residual.base import Residual
+from depthroute.training.recipe import Recipe
 
 _BACKWARD = 3  # forward once, backward twice
 _READ_SCHEMES = ("mhar", "block_mhar", "delta_mhar")
@@ -83,6 +87,19 @@ def token_flops(
         routing=_BACKWARD * _routing_forward(scheme, (residual or {}).get("scheme", "additive"), decoder.hidden_size),
         parameters=parameters,
     )
+
+
+def recipe_flops(recipe: Recipe) -> TokenFlops:
+    """`token_flops` of the model that a recipe trains.
+
+    The vocabulary is the recipe's own, else that of its tokenizer where it is at hand. Nothing is fetched: for a
+    tokenizer of the hub it is the preset's.
+    """
+    name = recipe.data.tokenizer
+    at_hand = "vocab_size" not in recipe.model.decoder and (name == "embedded" or Path(name).exists())
+    known = {"vocab_size": len(load_tokenizer(name))} if at_hand else {}
+    decoder = decoder_config(recipe.model.preset, **known, **recipe.model.decoder)
+    return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
 
 
 def _routing_forward(scheme: Residual, name: str, width: int) -> float:

@@ -21,6 +21,7 @@ from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs
+from depthroute.studies.tables import tables
 from depthroute.training.checkpoints import write_text
 from depthroute.training.recipe import load_recipe, recipe_text
 
@@ -68,7 +69,7 @@ def run_study(
     console: Console | None = None,
     start: Starter | None = None,
 ) -> StudyResult:
-    """Run what a study still lacks, one run on each free GPU (or core), and write its tables and its report.
+    """Run what a study still lacks, one run on each free GPU (or core), write and print its tables, and its report.
 
     The folder `out` holds study.yaml, runs/<label>/seed-<s>/ (run folders), logs/, results.csv (one row for each run),
     results.json and report/. Finished runs are never repeated, others go on from their last checkpoint, a run that
@@ -87,7 +88,8 @@ def run_study(
     write_text(_made(out) / "study.yaml", study_text(study))
     _copy_finished(out, wanted, reuse)
     todo = [run for run in wanted if results.state(out, run)[0] != results.FINISHED and (not only or run.arm in only)]
-    with LiveTable(study, wanted, out, console or Console()) as live:
+    console = console or Console()
+    with LiveTable(study, wanted, out, console) as live:
         begin = start or start_worker
 
         def started(run: Run, slot: Slot) -> subprocess.Popen:
@@ -103,7 +105,14 @@ def run_study(
         run_all(todo, slots, started, ended, live.tick)
     table, comparisons = results.write_results(study, wanted, out)
     result = StudyResult(out, study, table, comparisons)
-    return result.with_report() if report else result
+    result = result.with_report() if report else result
+    for shown in tables(study, comparisons):
+        console.print(shown)
+    for row in result.failed:
+        console.print(f"{row['label']}/seed-{row['seed']} failed: {row['reason']}", markup=False, soft_wrap=True)
+    if result.report:
+        console.print(f"Report: {result.report}", soft_wrap=True, highlight=False)
+    return result
 
 
 def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:

@@ -13,11 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from depthroute.data import load_tokenizer
 from depthroute.models.presets import decoder_config
-from depthroute.studies.flops import TokenFlops, token_flops
+from depthroute.studies.flops import TokenFlops, recipe_flops, token_flops
 from depthroute.studies.study import Run, load_study, runs
-from depthroute.training.recipe import Recipe
 
 # Two speeds measured with prototype kernels on one H200, bf16, compiled: the 100M shape with 50,257 words and 2,048
 # tokens, additive and mhar with one route head. What a token takes is then estimated as its FLOPs without routing at
@@ -157,28 +155,19 @@ def plan(
 
 def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[str, TokenFlops]) -> PlannedRuns:
     recipe = group[0].recipe
-    length = recipe.data.sequence_length
-    key = json.dumps([recipe.model.model_dump(), recipe.data.tokenizer, recipe.residual, length])
+    key = json.dumps([recipe.model.model_dump(), recipe.data.tokenizer, recipe.residual, recipe.data.sequence_length])
     if key not in counted:
-        decoder = decoder_config(recipe.model.preset, **{**_vocabulary(recipe), **recipe.model.decoder})
-        counted[key] = token_flops(decoder, recipe.residual, sequence_length=length)
+        counted[key] = recipe_flops(recipe)
     flops = counted[key]
-    tokens = recipe.training.steps * recipe.training.batch_size * recipe.data.sequence_length
     return PlannedRuns(
         label=group[0].label,
         seeds=len(group),
         parameters=flops.parameters,
         steps=recipe.training.steps,
-        tokens=tokens,
-        flops=flops.total * tokens,
+        tokens=group[0].tokens,
+        flops=flops.total * group[0].tokens,
         tokens_per_second=tokens_per_second or _estimated_speed(flops),
     )
-
-
-def _vocabulary(recipe: Recipe) -> dict[str, int]:
-    """The vocabulary of the tokenizer where it is at hand; nothing is fetched, so for a hub's it is the preset's."""
-    name = recipe.data.tokenizer
-    return {"vocab_size": len(load_tokenizer(name))} if name == "embedded" or Path(name).exists() else {}
 
 
 def _short(number: float, billion: str = "B") -> str:

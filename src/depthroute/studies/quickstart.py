@@ -9,7 +9,6 @@ from rich.console import Console
 
 from depthroute.models.text import generate_text
 from depthroute.studies.grid import StudyResult, run_study
-from depthroute.studies.tables import comparison_table
 from depthroute.training.checkpoints import write_json
 from depthroute.training.recipe import recipe_folder
 
@@ -20,14 +19,13 @@ NEW_TOKENS = 100
 def run_quickstart(
     out: str | Path, workers: int | None = None, *, report: bool = True, console: Console | None = None
 ) -> StudyResult:
-    """Run the study recipes/quickstart.yaml in `out`, print its table, sample from its best arm, write the report.
+    """Run the study recipes/quickstart.yaml in `out`, print its table, generate from its best arm, write the report.
 
     Interrupted, it goes on where it was. `samples.json` holds one text of the first seed of the arm with the lowest
     mean loss. Raises RuntimeError, with the reasons, if a run failed.
     """
     console = console or Console()
     result = run_study(recipe_folder() / "quickstart.yaml", out, workers, report=False, console=console)
-    console.print(comparison_table(result.study, result.comparisons))
     if result.failed:
         raise RuntimeError("; ".join(f"{row['label']}/seed-{row['seed']}: {row['reason']}" for row in result.failed))
     if not result.finished:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from depthroute.studies.comparisons import compare
+from depthroute.studies.gains import compute_gains
 from depthroute.studies.study import Run, Study
 from depthroute.training.callbacks import read_metrics
 from depthroute.training.checkpoints import write_json, write_text
@@ -19,6 +20,7 @@ FINISHED, FAILED, UNFINISHED, NOT_STARTED = "finished", "failed", "unfinished", 
 
 # Columns of the CSV that hold what a run's summary says; the second group depends on the machine and its load.
 SUMMARY_COLUMNS = (
+    "scheme",
     "parameters",
     "residual_parameters",
     "steps",
@@ -118,6 +120,8 @@ def write_results(study: Study, runs: Sequence[Run], out: Path) -> tuple[list[di
     table = rows(out, runs)
     finished = {run.name: evaluations(out, run) for run in runs if state(out, run)[0] == FINISHED}
     comparisons = compare(study, table, finished)
+    if study.compute_gain:
+        comparisons["compute_gain"] = compute_gains(study, runs, table)
     write_text(out / "results.csv", _as_csv(table))
     write_json(
         out / "results.json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -122,9 +121,10 @@ def _gpu_slots() -> list[Slot]:
 
 
 def _unused_gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return [str(index) for index in range(torch.cuda.device_count())]
     query = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
-    rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")
+    try:
+        rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):  # nobody says what is in use
+        return [str(index) for index in range(torch.cuda.device_count())]
     fields = [row.split(", ") for row in rows if row.strip()]
-    return [uuid for uuid, used in fields if int(used) < _BUSY_GPU_MEMORY_MIB]
+    return [uuid for uuid, used in fields if not used.isdecimal() or int(used) < _BUSY_GPU_MEMORY_MIB]

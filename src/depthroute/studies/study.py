@@ -40,6 +40,7 @@ class Study(Section):
     # Axes that are crossed with the arms: a dotted key and its values, or a name and for each value what it changes.
     # There `base` replaces the recipe's, and `arms` holds what single arms change at that value.
     grid: dict[str, list[Scalar] | dict[str, Overrides]] = Field(default_factory=dict)
+    compute_gain: bool = False  # whether the grid is a range of scales, along which gains in compute are read
     _folder: Path | None = PrivateAttr(default=None)  # bases are looked for here, then among the shipped recipes
 
     def seeds_of(self, arm: str) -> list[int]:
@@ -65,6 +66,11 @@ class Run:
     def name(self) -> str:
         """The run's folder below `runs/`: "mhar/seed-0"."""
         return f"{self.label}/seed-{self.seed}"
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it trains on."""
+        return self.recipe.training.steps * self.recipe.training.batch_size * self.recipe.data.sequence_length
 
 
 def label(arm: str, point: Mapping[str, Any]) -> str:
