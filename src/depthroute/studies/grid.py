@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -50,12 +51,6 @@ class StudyResult:
         """Whether every run of the study is finished."""
         return all(row["status"] == results.FINISHED for row in self.runs)
 
-    def with_report(self) -> StudyResult:
-        """The same with its report page built."""
-        from depthroute.report import build_report
-
-        return replace(self, report=build_report(self.folder))
-
 
 def run_study(
     source: str | Path | Mapping[str, Any],
@@ -79,6 +74,8 @@ def run_study(
     to build the page. `start`: how a run becomes a process.
     Raises ValueError for a wrong study, an arm that does not exist, and a folder that holds runs of other recipes.
     """
+    # Imported first, so that a missing extra is told now and not when all is done.
+    build_report = importlib.import_module("depthroute.report").build_report if report else None
     study = load_study(source, overrides)
     wanted = runs(study)
     out = Path(out)
@@ -87,32 +84,47 @@ def run_study(
     slots = free_slots(workers)
     write_text(_made(out) / "study.yaml", study_text(study))
     _copy_finished(out, wanted, reuse)
-    todo = [run for run in wanted if results.state(out, run)[0] != results.FINISHED and (not only or run.arm in only)]
     console = console or Console()
     with LiveTable(study, wanted, out, console) as live:
-        begin = start or start_worker
-
-        def started(run: Run, slot: Slot) -> subprocess.Popen:
-            results.forget_failure(out, run)
-            live.started(run, slot)
-            return begin(out, run, slot)
-
-        def ended(run: Run, status: int) -> None:
-            _record(out, run, status)
-            results.write_results(study, wanted, out)
-            live.ended(run, elsewhere=status == worker.BUSY)
-
-        run_all(todo, slots, started, ended, live.tick)
+        _run_missing(study, wanted, out, only, slots, start or start_worker, live)
     table, comparisons = results.write_results(study, wanted, out)
     result = StudyResult(out, study, table, comparisons)
-    result = result.with_report() if report else result
-    for shown in tables(study, comparisons):
-        console.print(shown)
+    _show(result, console)
+    if build_report is None:
+        return result
+    page = build_report(out)
+    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+    return replace(result, report=page)
+
+
+def _run_missing(
+    study: Study,
+    wanted: Sequence[Run],
+    out: Path,
+    only: Collection[str],
+    slots: Sequence[Slot],
+    start: Starter,
+    live: LiveTable,
+) -> None:
+    def started(run: Run, slot: Slot) -> subprocess.Popen:
+        results.forget_failure(out, run)
+        live.started(run, slot)
+        return start(out, run, slot)
+
+    def ended(run: Run, status: int) -> None:
+        _record(out, run, status)
+        results.write_results(study, wanted, out)
+        live.ended(run, elsewhere=status == worker.BUSY)
+
+    missing = [run for run in wanted if results.state(out, run)[0] != results.FINISHED]
+    run_all([run for run in missing if not only or run.arm in only], slots, started, ended, live.tick)
+
+
+def _show(result: StudyResult, console: Console) -> None:
+    for table in tables(result.study, result.comparisons):
+        console.print(table)
     for row in result.failed:
         console.print(f"{row['label']}/seed-{row['seed']} failed: {row['reason']}", markup=False, soft_wrap=True)
-    if result.report:
-        console.print(f"Report: {result.report}", soft_wrap=True, highlight=False)
-    return result
 
 
 def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from depthroute.models.text import generate_text
+from depthroute.report import build_report
 from depthroute.studies.grid import StudyResult, run_study
 from depthroute.training.checkpoints import write_json
 from depthroute.training.recipe import recipe_folder
@@ -16,9 +18,7 @@ PROMPT = "The old man looked out over the sea and"
 NEW_TOKENS = 100
 
 
-def run_quickstart(
-    out: str | Path, workers: int | None = None, *, report: bool = True, console: Console | None = None
-) -> StudyResult:
+def run_quickstart(out: str | Path, workers: int | None = None, *, console: Console | None = None) -> StudyResult:
     """Run the study recipes/quickstart.yaml in `out`, print its table, generate from its best arm, write the report.
 
     Interrupted, it goes on where it was. `samples.json` holds one text of the first seed of the arm with the lowest
@@ -33,11 +33,9 @@ def run_quickstart(
     sample = sample_from_best(result)
     write_json(result.folder / "samples.json", [sample])
     console.print(f"\n{sample['arm']} goes on from a prompt:\n{sample['prompt']}{sample['text']}", markup=False)
-    if not report:
-        return result
-    result = result.with_report()
-    console.print(f"\nReport: {result.report}", highlight=False, soft_wrap=True)
-    return result
+    page = build_report(result.folder)
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    return replace(result, report=page)
 
 
 def sample_from_best(result: StudyResult, prompt: str = PROMPT) -> dict[str, str]:
