@@ -15,7 +15,6 @@ import depthroute
 from depthroute.data import prepare
 from depthroute.training import load_recipe, train
 from depthroute.training.evaluation import mean_loss
-from depthroute.training.hf_trainer import training_arguments
 from depthroute.training.optim import rate_ratio
 from depthroute.training.recipe import differing_keys
 from support.small_runs import STEPS, assert_close, exact, metrics, same_weights, small_recipe
@@ -148,14 +147,3 @@ def test_two_runs_of_a_recipe_are_equal_bit_for_bit(finished, corpus, tmp_path):
 def test_accumulated_batches_give_the_steps_of_one_large_batch(finished, corpus, tmp_path, micro_batch_size):
     train(small_recipe(corpus, f"training.micro_batch_size={micro_batch_size}"), tmp_path)
     assert_close(tmp_path, finished, tolerance=5e-6)
-
-
-def test_a_batch_that_cannot_be_dealt_to_the_ranks_is_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(
-        ValueError, match=r"batch_size is 8, but should be a multiple of 2 sequences at once on each of 3"
-    ):
-        training_arguments(small_recipe(corpus), tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "16")
-    with pytest.raises(ValueError, match="batch_size is 8"):
-        training_arguments(small_recipe(corpus), tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import rotate, seal
@@ -49,6 +52,7 @@ class RecipeTrainer(Trainer):
         meter: Meter,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
+        _return_loss_alone(model)
         super().__init__(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=list(callbacks)
         )
@@ -139,6 +143,22 @@ class RecipeTrainer(Trainer):
                 shutil.rmtree(old, ignore_errors=True)
             self.accelerator.unwrap_model(self.model, keep_torch_compile=False).save_pretrained(draft, state_dict=state)
             draft.rename(folder)
+
+
+def _return_loss_alone(model: nn.Module) -> None:
+    """In training mode let a model return its loss without the logits.
+
+    Accelerate turns what a model returns into fp32, and a compiled graph has to store it: for a vocabulary of 150,000
+    words that is more memory than all the rest of the step.
+    """
+    whole: Any = type(model).forward
+
+    @functools.wraps(whole)
+    def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = whole(model, *args, **kwargs)
+        return CausalLMOutputWithPast(loss=output.loss) if model.training else output
+
+    model.forward = MethodType(forward, model)
 
 
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
