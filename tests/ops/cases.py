@@ -86,14 +86,14 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float(difference / scale) if scale > 0 else float(difference)
 
 
-def assert_as_good_as_reference(case: Case, actual: dict[str, Tensor], *, factor: float = 1.5) -> None:
+def assert_as_good_as_reference(case: Case, actual: dict[str, Tensor], *, factor: float = 1.5, **options) -> None:
     """fp32: each within 1e-5 of the fp64 reference. 16 bits: at most `factor` times the reference's error in that type.
 
     In 16 bits the sources' gradients are taken together: the backward has the mix as it was rounded, and for a sharp
     query that noise is more than the rounding of a gradient that is small.
     """
-    exact = case.double().results(backend="reference")
-    plain = case.results(backend="reference")
+    exact = case.double().results(backend="reference", **options)
+    plain = case.results(backend="reference", **options)
     assert {name: value.dtype for name, value in actual.items()} == {name: plain[name].dtype for name in actual}
     if case.sources[0].dtype != torch.float32:
         exact, plain, actual = _joined(exact), _joined(plain), _joined(actual)

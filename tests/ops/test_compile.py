@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from depthroute.ops import depth_mix
-from ops.cases import CUDA, INTERPRETER, make_case, on_fp32
+from ops.cases import CUDA, INTERPRETER, make_case, on_fp32, relative_error
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,13 @@ def test_fullgraph_gives_what_eager_gives(backend, target):
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("target", CUDA[:2])
 def test_fullgraph_through_inductor(backend, target):
     case = make_case(3, (2, 5, 32), 4, target)
     function = model(backend, case)
     compiled = torch.compile(function, fullgraph=True)
-    torch.testing.assert_close(gradients(compiled, case), gradients(function, case))
+    for actual, expected in zip(gradients(compiled, case), gradients(function, case), strict=True):
+        assert relative_error(actual, expected) < (1e-5 if target[1] == torch.float32 else 5e-3)
 
 
 @on_fp32

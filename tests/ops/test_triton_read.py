@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from depthroute.ops import depth_mix
-from ops.cases import INTERPRETER, assert_as_good_as_reference, make_case, on_every_target, on_fp32, on_gpu
+from ops.cases import (
+    INTERPRETER,
+    assert_as_good_as_reference,
+    make_case,
+    on_every_target,
+    on_fp32,
+    on_gpu,
+    relative_error,
+)
 
 # (N, tokens, H, D): every N in {1, 2, 31, 33, 73, 129}, H in {1, 2, 4, 8} and D in {8, 48, 96, 160, 1280}, with the
 # risky pairs: many sources of small rows, K that is no power of two, odd D, one token, rows that fill the registers.
@@ -107,12 +115,19 @@ def test_no_tokens_give_an_empty_mix_and_a_zero_query_gradient(target):
 def test_scale_and_eps_reach_the_kernel(target):
     case = make_case(4, (3, 32), 2, target)
     options = {"scale": 0.25, "eps": 0.5}
-    triton = case.results(backend="triton", **options)
-    reference = case.results(backend="reference", **options)
-    default = case.results(backend="reference")
-    for name in triton:
-        torch.testing.assert_close(triton[name], reference[name])
-        assert name == "query" or not torch.allclose(triton[name], default[name], rtol=1e-3, atol=0), name
+    results = case.results(backend="triton", **options)
+    assert_as_good_as_reference(case, results, **options)
+    default = case.results(backend="triton")
+    assert all(relative_error(results[name], default[name]) > 1e-3 for name in results)
+
+
+@on_fp32
+@pytest.mark.parametrize("number", [0, 1])
+def test_whole_numbers_do_for_scale_and_eps(number, target):
+    case = make_case(3, (3, 32), 2, target)
+    whole = case.results(backend="triton", scale=number, eps=number)
+    real = case.results(backend="triton", scale=float(number), eps=float(number))
+    assert all(torch.equal(whole[name], real[name]) for name in whole)
 
 
 @on_every_target

@@ -74,7 +74,7 @@ def depth_mix(
         raise RuntimeError(f"backend 'triton' cannot run here: {obstacle}")
     if backend == "triton" or (backend == "auto" and sources[0].is_cuda and not obstacle):
         weight = reference.read_weight(query, norm_weight, scale, torch.float32)
-        return fused_read(sources, weight, num_heads, eps)
+        return fused_read(sources, weight, num_heads, float(eps))  # an int would be another kernel
     return reference.depth_mix(
         sources,
         query,

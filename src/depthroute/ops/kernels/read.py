@@ -91,7 +91,7 @@ def _backward_kernel(
                 v = values[i].to(tl.float32)
                 r = tl.load(rstd + token * N + n, mask=live & (n < N), other=0.0)[:, None]  # [BT, 1]
                 raw = tl.sum(v * w, 2)
-                p = tl.where(n < N, tl.exp(raw * r - z), 0.0)
+                p = tl.exp(tl.where(n < N, raw * r - z, float("-inf")))
                 dl = p * (tl.sum(v * g, 2) - delta)
                 u = dl * r
                 c = tl.sum(dl * raw, 1)[:, None] * (r * r * r / (H * K))  # [BT, 1]

@@ -45,6 +45,7 @@ def _forward_kernel(
                 v = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
                 old = tl.load(acc + at, mask=mask & (n > 0), other=0.0)
                 tl.store(acc + at, old * decay[:, None] + p[:, None] * v, mask=mask)
+            tl.debug_barrier()  # the lane that loads it next need not be the one that stored it
         for first in range(0, K, BK):
             at, mask = _slice(head, first, H, K, BK)
             value = tl.load(acc + at, mask=mask, other=0.0) / total[:, None]
@@ -97,10 +98,12 @@ def _backward_kernel(
                 tl.store(dw + at, old + (dl * r)[:, None] * v, mask=mask)
                 old = tl.load(keys + at, mask=mask & (n > 0), other=0.0)
                 tl.store(keys + at, old + (p * r)[:, None] * v, mask=mask)
+            tl.debug_barrier()
         for first in range(0, K, BK):
             at, mask = _slice(head, first, H, K, BK)
             total = tl.load(dw + at, mask=mask, other=0.0) - excess[:, None] * tl.load(keys + at, mask=mask, other=0.0)
             tl.store(dw + at, total, mask=mask)
+        tl.debug_barrier()
 
 
 @triton.jit
