@@ -107,7 +107,7 @@ def test_a_name_that_is_nowhere_is_one_clear_line(monkeypatch):
         raise OSError("cannot reach\nthe hub")
 
     monkeypatch.setattr(sources, "snapshot_download", download)
-    with pytest.raises(FileNotFoundError, match="someone/llama: neither a folder here nor .*: cannot reach the hub"):
+    with pytest.raises(FileNotFoundError, match=r"someone/llama: neither a folder here nor .*: cannot reach the hub"):
         convert_checkpoint("someone/llama", residual=DELTA)
 
 
@@ -148,7 +148,7 @@ def test_loaded_models_that_are_no_stock_decoder_are_refused(original):
     with pytest.raises(ValueError, match=r"'model.embed_tokens.weight' is on the meta device"):
         convert_checkpoint(empty, residual=DELTA)
     source.model.norm.weight.data = source.model.norm.weight.data.bfloat16()
-    with pytest.raises(ValueError, match="several dtypes .* choose one for the model with dtype"):
+    with pytest.raises(ValueError, match=r"several dtypes .* choose one for the model with dtype"):
         convert_checkpoint(source, residual=DELTA)
 
 

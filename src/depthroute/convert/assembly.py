@@ -52,6 +52,7 @@ def assemble(
         wrong = sorted(str(key) for key in report[kind_of_key] if not str(key).startswith(_SCHEME_KEYS))
         if wrong:
             raise ValueError(f"transformers reports {kind_of_key.replace('_', ' ')}: {', '.join(wrong[:3])}")
+    model.name_or_path = model.config.name_or_path = ""  # not "None"
     return model
 
 
