@@ -18,6 +18,7 @@ from depthroute.training.optim import build_optimizer
 from support.small_runs import as_ranks, assert_close, small_recipe
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("micro_batch_size", ["null", "2"])
 def test_two_ranks_under_ddp_agree_with_one_process(finished, corpus, tmp_path, micro_batch_size):
     recipe = small_recipe(corpus, f"training.micro_batch_size={micro_batch_size}")

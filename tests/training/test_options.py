@@ -116,6 +116,7 @@ def test_logs_and_evaluations_come_as_often_as_asked(corpus, tmp_path):
     assert summary["tail_evaluations"] == 3
 
 
+@pytest.mark.compat
 def test_gradient_checkpointing_runs_layers_again_and_changes_no_bit(short, corpus, tmp_path, monkeypatch):
     calls = []
     write = Mhar.write
@@ -137,6 +138,7 @@ def test_threads_are_set(corpus, tmp_path, monkeypatch):
     assert asked == [3]
 
 
+@pytest.mark.compat
 def test_a_compiled_run_saves_the_names_of_the_plain_model(short, corpus, tmp_path, monkeypatch):
     def without_code_generation(*args):
         arguments = training_arguments(*args)

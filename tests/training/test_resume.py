@@ -73,6 +73,7 @@ def last_step(out: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("step", [1, 5, 9])
 def test_a_run_killed_after_any_step_goes_on_bit_for_bit(recipe, uninterrupted, tmp_path, step):
     child = start(lambda: slowly(recipe, tmp_path))
@@ -177,6 +178,7 @@ def test_a_kill_right_after_the_summary_leaves_no_checkpoints_for_ever(corpus, f
     assert_equal(tmp_path, finished)
 
 
+@pytest.mark.compat
 def test_two_ranks_that_were_killed_go_on_bit_for_bit(corpus, tmp_path):
     recipe = small_recipe(corpus, "model.decoder.attention_dropout=0.2")
     whole, halted = tmp_path / "whole", tmp_path / "halted"

@@ -81,12 +81,14 @@ def test_the_summary_says_what_the_metrics_say(finished):
     assert summary["seconds"] > metrics(finished, "train", "seconds")[-1][0]
 
 
+@pytest.mark.compat
 def test_the_saved_model_has_the_loss_of_the_last_evaluation(finished, corpus):
     model = AutoModelForCausalLM.from_pretrained(finished / "final")
     validation = prepare(small_recipe(corpus).data, finished.parent / "cache").validation
     assert mean_loss(model, validation, 8) == summary_of(finished)["final_loss"]
 
 
+@pytest.mark.compat
 def test_the_saved_model_generates_with_its_tokenizer(finished):
     tokenizer = AutoTokenizer.from_pretrained(finished / "final")
     model = AutoModelForCausalLM.from_pretrained(finished / "final")
@@ -137,12 +139,14 @@ def test_a_final_model_that_transformers_cannot_load_is_an_error(corpus, tmp_pat
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.compat
 def test_two_runs_of_a_recipe_are_equal_bit_for_bit(finished, corpus, tmp_path):
     train(small_recipe(corpus), tmp_path)
     assert exact(tmp_path) == exact(finished)
     assert same_weights(tmp_path, finished)
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
 def test_accumulated_batches_give_the_steps_of_one_large_batch(finished, corpus, tmp_path, micro_batch_size):
     train(small_recipe(corpus, f"training.micro_batch_size={micro_batch_size}"), tmp_path)
