@@ -148,7 +148,7 @@ def test_loaded_models_that_are_no_stock_decoder_are_refused(original):
     with pytest.raises(ValueError, match=r"'model.embed_tokens.weight' is on the meta device"):
         convert_checkpoint(empty, residual=DELTA)
     source.model.norm.weight.data = source.model.norm.weight.data.bfloat16()
-    with pytest.raises(ValueError, match=r"several dtypes .* choose one for the model with dtype"):
+    with pytest.raises(ValueError, match=r"'model\.norm\.weight' has dtype bfloat16.*: choose one .* with dtype"):
         convert_checkpoint(source, residual=DELTA)
 
 

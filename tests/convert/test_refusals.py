@@ -57,7 +57,10 @@ def key(name, value):
 
 UP = "model.layers.1.mlp.up_proj.weight"
 DAMAGES = {
-    "missing key": (edit_weights(lambda weights: weights.pop(UP)), f"key '{UP}' is missing: LlamaForCausalLM needs it"),
+    "missing key": (
+        edit_weights(lambda weights: weights.pop(UP)),
+        rf"model\.safetensors: key '{UP}' is missing: LlamaForCausalLM needs it",
+    ),
     "unknown key": (
         key("model.layers.1.mlp.up_prj.weight", torch.ones(2)),
         r"model\.safetensors: unknown key 'model\.layers\.1\.mlp\.up_prj\.weight'.*did you mean '.*up_proj\.weight'",
@@ -66,7 +69,10 @@ DAMAGES = {
     "more layers": (set_config(num_hidden_layers=4), r"key 'model\.layers\.3\..*' \(and \d+ more\) is missing"),
     "quantised tensor": (key(UP, torch.ones(96, 64).to(torch.int8)), rf"'{UP}' has dtype I8: only float64"),
     "quantised model": (set_config(quantization_config={"quant_method": "fp8"}), r"config\.json: quantization_config"),
-    "several dtypes": (key(UP, torch.ones(96, 64).half()), "several dtypes .*float16.*dtype"),
+    "several dtypes": (
+        key(UP, torch.ones(96, 64).half()),
+        rf"safetensors: key '{UP}' has dtype float16, but .*dtype",
+    ),
     "another head": (edit_weights(tie_another_head), "'lm_head.weight' differs from 'model.embed_tokens.weight'"),
     "truncated file": (truncate("model.safetensors"), r"model\.safetensors: not a whole safetensors file"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor"),

@@ -21,6 +21,7 @@ from depthroute.convert.weights import (
     check_keys,
     drop_tied_head,
     one_dtype,
+    table_of_folder,
     weights_of_folder,
     weights_of_module,
 )
@@ -66,7 +67,7 @@ def convert(place: Path | PreTrainedModel, residual: dict[str, Any], dtype: torc
         return _convert_model(load_gguf(place), residual, dtype)
     decoder = decoder_of_folder(place)
     config = DepthRoutedConfig(decoder=decoder, residual=residual)
-    converted = _convert_weights(config, weights_of_folder(place), str(place), dtype)
+    converted = _convert_weights(config, weights_of_folder(place), str(table_of_folder(place)), dtype)
     if (place / "generation_config.json").is_file():
         converted.model.generation_config = GenerationConfig.from_pretrained(place)
     return converted
@@ -102,5 +103,5 @@ def _convert_weights(
         drop_tied_head(weights, dropped)
     kind, wanted = stock_model(config.decoder)
     check_keys(weights, wanted, where, kind.__name__)
-    chosen = one_dtype(weights.values()) if dtype is None else dtype
+    chosen = one_dtype(weights) if dtype is None else dtype
     return Converted(assemble(DepthRoutedForCausalLM, config, weights, chosen, attention), dropped)

@@ -33,7 +33,7 @@ def to_stock(model: DepthRoutedForCausalLM) -> PreTrainedModel:
     decoder = copy.deepcopy(model.config.decoder)
     kind, wanted = stock_model(decoder)
     check_keys(weights, wanted, where, kind.__name__)
-    stock = assemble(kind, decoder, weights, one_dtype(weights.values()), model.config._attn_implementation)
+    stock = assemble(kind, decoder, weights, one_dtype(weights), model.config._attn_implementation)
     stock.to(device=model.device)
     stock.generation_config = copy.deepcopy(model.generation_config)
     return stock

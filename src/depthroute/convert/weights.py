@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,11 +42,10 @@ def weights_of_folder(folder: Path) -> dict[str, Weight]:
     Raises FileNotFoundError for a missing file or shard; ValueError for a damaged one, a key in two shards, a key
     that the index promises and its shard does not hold, and tensors that are not plain floating-point numbers.
     """
-    if (folder / SINGLE).is_file():
-        return _weights_of_file(folder / SINGLE)
-    if not (folder / INDEX).is_file():
-        raise FileNotFoundError(f"{folder}: there is neither {SINGLE} nor {INDEX}{_other_weights(folder)}")
-    promised = _read_index(folder / INDEX)
+    table = table_of_folder(folder)
+    if table.name == SINGLE:
+        return _weights_of_file(table)
+    promised = _read_index(table)
     weights: dict[str, Weight] = {}
     for name in sorted(set(promised.values())):
         if not (folder / name).is_file():
@@ -61,6 +60,14 @@ def weights_of_folder(folder: Path) -> dict[str, Weight]:
     return weights
 
 
+def table_of_folder(folder: Path) -> Path:
+    """The file that says which keys a folder holds: the one safetensors file, or the index of its shards."""
+    for name in (SINGLE, INDEX):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f"{folder}: there is neither {SINGLE} nor {INDEX}{_other_weights(folder)}")
+
+
 def weights_of_module(module: nn.Module, where: str) -> dict[str, Weight]:
     """The tensors of a loaded model, a shared one under its first key; reading one makes a copy.
 
@@ -72,7 +79,7 @@ def weights_of_module(module: nn.Module, where: str) -> dict[str, Weight]:
         if tensor.is_meta:
             raise ValueError(f"{where}: key {key!r} is on the meta device: there is nothing to copy")
         if tensor.dtype not in _DTYPES.values():
-            raise ValueError(_quantised(where, key, str(tensor.dtype).removeprefix("torch.")))
+            raise ValueError(_quantised(where, key, _name(tensor.dtype)))
         if tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
@@ -124,16 +131,16 @@ def check_keys(weights: Mapping[str, Weight], wanted: Mapping[str, tuple[int, ..
             )
 
 
-def one_dtype(weights: Iterable[Weight]) -> torch.dtype:
+def one_dtype(weights: Mapping[str, Weight]) -> torch.dtype:
     """The dtype of all of them; ValueError where they have several."""
-    first, *rest = weights
-    for weight in rest:
-        if weight.dtype != first.dtype:
+    (first, expected), *rest = weights.items()
+    for key, weight in rest:
+        if weight.dtype != expected.dtype:
             raise ValueError(
-                f"{weight.where}: tensors have several dtypes ({first.dtype}, {weight.dtype}); "
-                "choose one for the model with dtype"
+                f"{weight.where}: key {key!r} has dtype {_name(weight.dtype)}, but {first!r} has "
+                f"{_name(expected.dtype)}: choose one for the model with dtype"
             )
-    return first.dtype
+    return expected.dtype
 
 
 def _weights_of_file(path: Path) -> dict[str, Weight]:
@@ -177,6 +184,10 @@ def _other_weights(folder: Path) -> str:
 
 def _quantised(where: str, key: str, dtype: str) -> str:
     return f"{where}: key {key!r} has dtype {dtype}: only float64, float32, float16 and bfloat16 can be converted"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _and_more(keys: list[str]) -> str:
