@@ -17,7 +17,7 @@ from depthroute.residual.mhc import Mhc
 from depthroute.residual.options import build_options
 from depthroute.residual.read import DepthRead
 
-__all__ = ["DepthRead", "Residual", "State", "available", "build", "resolve"]
+__all__ = ["DepthRead", "Residual", "State", "available", "build", "check", "resolve"]
 
 _SCHEMES: dict[str, type[Residual]] = {
     "additive": Additive,
@@ -43,6 +43,11 @@ def resolve(residual: dict[str, Any], decoder: Any) -> dict[str, Any]:
     scheme, options = _parse(residual)
     scheme.check(options, decoder)
     return {"scheme": residual["scheme"], **asdict(options)}
+
+
+def check(residual: dict[str, Any]) -> None:
+    """Raise what `resolve` would for an entry that no decoder can have: a wrong scheme, key or value."""
+    _parse(residual)
 
 
 def build(residual: dict[str, Any], decoder: Any) -> Residual:

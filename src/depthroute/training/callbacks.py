@@ -21,7 +21,8 @@ class MetricsWriter(TrainerCallback):
     """Appends a line to metrics.jsonl for each log and each evaluation.
 
     A line of kind "train" has the mean loss since the line before, the rate and the gradient norm of its step, and
-    what `Meter.read` says. A line of kind "evaluation" has the seconds that the evaluation took.
+    what `Meter.read` says. A line of kind "evaluation" has the seconds that the evaluation took, and where the scheme
+    has gates or queries a line of kind "residual" says where these stand.
     A resumed run first takes back the lines after its checkpoint, so no step stands there twice.
     """
 
@@ -34,7 +35,8 @@ class MetricsWriter(TrainerCallback):
         self._file: TextIO | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        kept = truncate_metrics(self.path, state.global_step)
+        # A run that begins anew evaluates before its first step anew.
+        kept = truncate_metrics(self.path, state.global_step or -1)
         seconds = next((line["seconds"] for line in reversed(kept) if line["kind"] == "train"), 0.0)
         self.meter.start(state.global_step * self.tokens_per_step, seconds)
         self._file = self.path.open("a", encoding="utf-8")
@@ -66,14 +68,19 @@ class MetricsWriter(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
+        place = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
+        averaged = {key: metrics[f"eval_{key}"] for key in ("ema_loss", "ema_stderr") if f"eval_{key}" in metrics}
         self._write(
             kind="evaluation",
-            step=state.global_step,
-            tokens=state.global_step * self.tokens_per_step,
+            **place,
             loss=metrics["eval_loss"],
+            stderr=metrics["eval_stderr"],
+            **averaged,
             num_tokens=metrics["eval_num_tokens"],
             seconds=metrics["eval_seconds"],
         )
+        if any(metrics["readings"].values()):
+            self._write(kind="residual", **place, **metrics["readings"])
 
     def close(self) -> None:
         if self._file is not None:
@@ -122,17 +129,23 @@ class ProgressLine(TrainerCallback):
     ) -> None:
         self._held_out = f"{metrics['eval_loss']:.3f}"
         if not self.console.is_terminal:
-            step, since = self._begin
-            left = (state.max_steps - state.global_step) * (time.perf_counter() - since) / (state.global_step - step)
             place = f"step {state.global_step}/{state.max_steps}"
             print(
-                f"{self.name}  {place}  {self._shown()}  {timedelta(seconds=round(left))} left",
+                f"{self.name}  {place}  {self._shown()}{self._left(state)}",
                 file=sys.stderr,
                 flush=True,
             )
 
     def close(self) -> None:
         self.progress.stop()
+
+    def _left(self, state: TrainerState) -> str:
+        step, since = self._begin
+        done = state.global_step - step
+        if not done:
+            return ""
+        left = (state.max_steps - state.global_step) * (time.perf_counter() - since) / done
+        return f"  {timedelta(seconds=round(left))} left"
 
     def _shown(self) -> str:
         return f"loss {self._loss}  held-out {self._held_out}  {self._speed} tokens/s"

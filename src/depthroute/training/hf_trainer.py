@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import rotate, seal
-from depthroute.training.evaluation import summed_loss
+from depthroute.training.ema import WeightEma
+from depthroute.training.evaluation import HeldOutLoss, summed_loss
 from depthroute.training.meter import Meter
+from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer, build_scheduler, clean_name
+from depthroute.training.readings import read_parameters
 from depthroute.training.recipe import Recipe
 
 KEPT_CHECKPOINTS = 2
@@ -52,9 +52,15 @@ class RecipeTrainer(Trainer):
         meter: Meter,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
-        _return_loss_alone(model)
+        decay = recipe.training.ema_decay
+        self.ema = None if decay is None else WeightEma(decay)
+        return_objective(model, recipe.optimizer.z_loss)
         super().__init__(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=list(callbacks)
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            callbacks=[*([] if self.ema is None else [self.ema]), *callbacks],
         )
         self.recipe = recipe
         self.out = Path(str(args.output_dir))
@@ -87,26 +93,37 @@ class RecipeTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The mean loss over the tokens of the held-out set; Trainer's own is a mean over batches."""
-        model: Any = self.model
+        """The mean loss over the tokens of the held-out set; Trainer's own is a mean over batches.
+
+        The average of the weights is evaluated too, where there is one; callbacks also get the readings of the reads.
+        """
         sequences = self.eval_dataset if eval_dataset is None else eval_dataset
-        ranks = self.args.world_size
+        model: Any = self.model
+        found: dict[str, float | None] = {}
         with self.meter.paused():
             began = time.perf_counter()
-            batch_size = self.args.per_device_eval_batch_size
-            sums = summed_loss(model, sequences, batch_size, rank=self.args.process_index, ranks=ranks)
-            if ranks > 1:
-                sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
-            total, count = sums.tolist()
-            seconds = time.perf_counter() - began
-        metrics = {
-            f"{metric_key_prefix}_loss": total / count,
-            f"{metric_key_prefix}_num_tokens": int(count),
-            f"{metric_key_prefix}_seconds": seconds,
-        }
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            readings = read_parameters(model)
+            loss = self._held_out_loss(sequences)
+            found |= {"loss": loss.mean, "stderr": loss.stderr, "num_tokens": loss.num_tokens}
+            if self.ema is not None:
+                with self.ema.in_the_model():
+                    averaged = self._held_out_loss(sequences)
+                found |= {"ema_loss": averaged.mean, "ema_stderr": averaged.stderr}
+            found["seconds"] = time.perf_counter() - began
+        metrics: Any = {f"{metric_key_prefix}_{key}": value for key, value in found.items()}
+        self.log({key: value for key, value in metrics.items() if value is not None})
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, {**metrics, "readings": readings}
+        )
         return metrics
+
+    def _held_out_loss(self, sequences: Any) -> HeldOutLoss:
+        model: Any = self.model
+        batch_size, ranks = self.args.per_device_eval_batch_size, self.args.world_size
+        sums = summed_loss(model, sequences, batch_size, rank=self.args.process_index, ranks=ranks)
+        if ranks > 1:
+            sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
+        return HeldOutLoss.of(sums)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted: Trainer would walk over all modules for every batch."""
@@ -119,6 +136,8 @@ class RecipeTrainer(Trainer):
                 shutil.rmtree(folder)
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
+            if self.ema is not None:
+                self.ema.save(folder, is_main=self.args.should_save)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(folder)
@@ -133,8 +152,8 @@ class RecipeTrainer(Trainer):
         for file, state in states.items():
             state.load_state_dict(torch.load(Path(checkpoint) / file, map_location="cpu", weights_only=True))
 
-    def save_final(self, folder: Path) -> None:
-        """Save the model so that transformers can load it, as a whole or not at all. All ranks take part."""
+    def save_final(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Save model and tokenizer for transformers, as a whole or not at all. All ranks take part."""
         # A compiled model puts its prefix into the names, and transformers would load none of the weights.
         state = {clean_name(name): value for name, value in self.accelerator.get_state_dict(self.model_wrapped).items()}
         if self.args.should_save:
@@ -142,23 +161,8 @@ class RecipeTrainer(Trainer):
             for old in (draft, folder):
                 shutil.rmtree(old, ignore_errors=True)
             self.accelerator.unwrap_model(self.model, keep_torch_compile=False).save_pretrained(draft, state_dict=state)
+            tokenizer.save_pretrained(draft)
             draft.rename(folder)
-
-
-def _return_loss_alone(model: nn.Module) -> None:
-    """In training mode let a model return its loss without the logits.
-
-    Accelerate turns what a model returns into fp32, and a compiled graph has to store it: for a vocabulary of 150,000
-    words that is more memory than all the rest of the step.
-    """
-    whole: Any = type(model).forward
-
-    @functools.wraps(whole)
-    def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = whole(model, *args, **kwargs)
-        return CausalLMOutputWithPast(loss=output.loss) if model.training else output
-
-    model.forward = MethodType(forward, model)
 
 
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:

@@ -1,4 +1,4 @@
-"""From a recipe and a tokenizer to a fresh model."""
+"""From a recipe and a tokenizer to the model before its first step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,29 @@ from transformers import PreTrainedTokenizerFast
 from depthroute.data.tokenization import vocabulary_size
 from depthroute.models import DepthRoutedConfig, DepthRoutedForCausalLM
 from depthroute.models.presets import decoder_config
+from depthroute.training.pretrained import load_pretrained
 from depthroute.training.recipe import Recipe
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedForCausalLM:
-    """The untrained model of a recipe, in fp32 on the CPU. Its weights come from torch's global generator.
+    """The model that a recipe starts from, in fp32 on the CPU: a checkpoint's, or an untrained one.
 
-    The vocabulary is exactly the tokenizer's, so that no row of the embedding is there for nothing and the first loss
-    is near log(vocabulary); `model.decoder.vocab_size` sets a larger, rounder number where kernels want one. The
-    special tokens are the tokenizer's. The positions reach over `data.sequence_length` at least.
-    Raises ValueError where the recipe's own numbers are too small for the tokenizer or the sequences.
+    The weights of an untrained one come from torch's global generator. Its vocabulary is exactly the tokenizer's, so
+    that no row of the embedding is there for nothing and the first loss is near log(vocabulary);
+    `model.decoder.vocab_size` sets a larger, rounder number where kernels want one. The special tokens are the
+    tokenizer's. The positions reach over `data.sequence_length` at least.
+    Raises ValueError where the recipe's own numbers, or the checkpoint's, are too small for the tokenizer or the
+    sequences, and what `load_pretrained` raises.
     """
+    if recipe.model.checkpoint is not None:
+        model = load_pretrained(recipe.model.checkpoint, recipe.residual)
+        _check_fits(model.config, recipe, tokenizer)
+        return model
+    return _fresh_model(recipe, tokenizer)
+
+
+def _fresh_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedForCausalLM:
+    assert recipe.model.preset is not None, "a recipe has a preset where it has no checkpoint"
     fields: dict[str, Any] = {
         "vocab_size": vocabulary_size(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -34,3 +46,17 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRout
             raise ValueError(f"model.decoder.{name} is {given}, but should be at least {least}")
     decoder = decoder_config(recipe.model.preset, **{**fields, **recipe.model.decoder})
     return DepthRoutedForCausalLM(DepthRoutedConfig(decoder=decoder, residual=recipe.residual))
+
+
+def _check_fits(config: DepthRoutedConfig, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+    words, length = vocabulary_size(tokenizer), recipe.data.sequence_length
+    if words > config.vocab_size:
+        raise ValueError(
+            f"data.tokenizer {recipe.data.tokenizer!r} has {words} tokens, but model.checkpoint "
+            f"{recipe.model.checkpoint!r} only {config.vocab_size}"
+        )
+    if length > config.max_position_embeddings:
+        raise ValueError(
+            f"data.sequence_length is {length}, but model.checkpoint {recipe.model.checkpoint!r} has only "
+            f"{config.max_position_embeddings} positions"
+        )

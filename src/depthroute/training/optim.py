@@ -26,16 +26,21 @@ def clean_name(name: str) -> str:
 def parameter_groups(model: nn.Module, recipe: OptimizerRecipe) -> list[dict[str, Any]]:
     """The groups for AdamW: each trainable parameter in exactly one of them, empty groups left out.
 
-    "main" decays. Under `decay: matrices` parameters with fewer than two dimensions are in "undecayed" instead. What
-    lies under `model.residual.` is in "residual", with its own decay and a multiple of the rate, whatever its shape.
+    "main" decays. Under `decay: matrices` parameters with fewer than two dimensions are in "undecayed" instead, under
+    `decay: projections` all but the matrices of linear layers: norms, biases, and the embedding with a head that is
+    tied to it. What lies under `model.residual.` is in "residual", with its own decay and a multiple of the rate,
+    whatever its shape.
     """
     members: dict[str, list[nn.Parameter]] = {"main": [], "undecayed": [], "residual": []}
+    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if clean_name(name).startswith(RESIDUAL_PREFIX):
             members["residual"].append(parameter)
-        elif recipe.decay == "matrices" and parameter.ndim < 2:
+        elif (recipe.decay != "all" and parameter.ndim < 2) or (
+            recipe.decay == "projections" and id(parameter) in embeddings
+        ):
             members["undecayed"].append(parameter)
         else:
             members["main"].append(parameter)

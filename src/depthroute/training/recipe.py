@@ -39,10 +39,35 @@ class Section(BaseModel):
 
 
 class ModelRecipe(Section):
-    """The decoder: a preset, and fields of its configuration that replace the preset's."""
+    """Where the decoder comes from: a preset, with fresh weights, or a pretrained checkpoint; exactly one of the two.
 
-    preset: str = "tiny"
-    decoder: dict[str, Any] = Field(default_factory=dict)
+    A checkpoint is a folder, a GGUF file or a name on the hub. One of a stock decoder is converted to the recipe's
+    `residual` (`depthroute.convert_checkpoint`); one that is depth-routed already must have this `residual`.
+    """
+
+    preset: str | None = "tiny"  # None where there is a checkpoint
+    decoder: dict[str, Any] = Field(default_factory=dict)  # fields of its configuration that replace the preset's
+    checkpoint: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_default_preset_beside_a_checkpoint(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("checkpoint") is not None:
+            return {"preset": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> ModelRecipe:
+        if (self.preset is None) == (self.checkpoint is None):
+            raise ValueError(
+                f"model.preset is {self.preset!r} and model.checkpoint is {self.checkpoint!r}, "
+                "but exactly one of them should be given, and the other null"
+            )
+        if self.checkpoint is not None and self.decoder:
+            raise ValueError(
+                f"model.decoder is {self.decoder!r}, but should be empty: the decoder is that of model.checkpoint"
+            )
+        return self
 
 
 class DataRecipe(Section):
@@ -53,7 +78,8 @@ class DataRecipe(Section):
     held_out_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.01
     text_field: str = "text"
     subset: str | None = None  # of a hub data set: its configuration
-    tokenizer: str = "embedded"  # "embedded", a folder or tokenizer.json, or a name on the hub
+    # "embedded", a folder or tokenizer.json, a name on the hub, or "checkpoint": the one beside model.checkpoint
+    tokenizer: str = "embedded"
     sequence_length: Annotated[int, Field(ge=2)] = 2048
     max_tokens: Count | None = None  # stop reading the training stream there
     max_validation_tokens: Count | None = None
@@ -67,13 +93,16 @@ class OptimizerRecipe(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    decay: Literal["all", "matrices"] = "all"  # which parameters outside the residual decay
+    # Which parameters outside the residual decay: all; those with two dimensions, embeddings among them; or
+    # "projections", the matrices of linear layers: no embedding (nor a head tied to it), no norm, no bias.
+    decay: Literal["all", "matrices", "projections"] = "all"
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0  # 0: no clipping
     warmup_steps: Annotated[int, Field(ge=0)] = 1000
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # of each group's own peak rate
     residual_weight_decay: Annotated[float, Field(ge=0)] = 0.0
     residual_lr_multiplier: Annotated[float, Field(gt=0)] = 1.0
+    z_loss: Annotated[float, Field(ge=0)] = 0.0  # weight of the mean of logsumexp(logits)^2; not in evaluations
 
 
 class TrainingRecipe(Section):
@@ -85,6 +114,8 @@ class TrainingRecipe(Section):
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast, with weights in fp32
     compile: bool = False
     gradient_checkpointing: bool = False
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None  # of an average of the weights; None: no average
+    evaluate_first: bool = False  # before the first step too
     evaluate_every: Count = 500  # and after the last step
     save_every: Count | None = None  # None: with each evaluation, and nothing is kept after the end
     log_every: Count = 10
@@ -112,6 +143,19 @@ class Recipe(Section):
     data: DataRecipe = Field(default_factory=DataRecipe)
     optimizer: OptimizerRecipe = Field(default_factory=OptimizerRecipe)
     training: TrainingRecipe = Field(default_factory=TrainingRecipe)
+
+    @property
+    def data_with_tokenizer(self) -> DataRecipe:
+        """The data section with the tokenizer under its own name."""
+        if self.data.tokenizer != "checkpoint" or self.model.checkpoint is None:
+            return self.data
+        return self.data.model_copy(update={"tokenizer": self.model.checkpoint})
+
+    @model_validator(mode="after")
+    def _finds_its_tokenizer(self) -> Recipe:
+        if self.data.tokenizer == "checkpoint" and self.model.checkpoint is None:
+            raise ValueError("data.tokenizer is 'checkpoint', but model.checkpoint is null; wanted a tokenizer's name")
+        return self
 
     @model_validator(mode="after")
     def _warms_up_within_the_run(self) -> Recipe:
@@ -307,5 +351,13 @@ def _check_model(recipe: Recipe) -> None:
     # Inside, so that reading a DataRecipe needs no transformers.
     from depthroute import residual
     from depthroute.models.presets import decoder_config
+    from depthroute.training.pretrained import decoder_at_hand
 
-    residual.resolve(recipe.residual, decoder_config(recipe.model.preset, **recipe.model.decoder))
+    if recipe.model.preset is not None:
+        residual.resolve(recipe.residual, decoder_config(recipe.model.preset, **recipe.model.decoder))
+        return
+    decoder = decoder_at_hand(str(recipe.model.checkpoint))
+    if decoder is None:  # on the hub, or on the machine where this will run
+        residual.check(recipe.residual)
+    else:
+        residual.resolve(recipe.residual, decoder)

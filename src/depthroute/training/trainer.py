@@ -36,10 +36,11 @@ def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
     """Train the model of a recipe in the folder `out`, and return the summary of the run.
 
     The folder is a run folder: recipe.yaml, environment.json, metrics.jsonl, checkpoint-<step>/, and at the end final/
-    (model and tokenizer, for `AutoModelForCausalLM`), read_weights.json where the scheme reads over depth, and
-    summary.json. A run that was killed goes on from its last complete checkpoint; one that is finished returns its
-    summary at once. With `save_every` the last two checkpoints stay in the folder, otherwise they go once the run is
-    finished. Several processes started by torchrun or accelerate train together.
+    (model and tokenizer, for `AutoModelForCausalLM`), final-ema/ (the same with the averaged weights, where the recipe
+    has them), read_weights.json where the scheme reads over depth, and summary.json. A run that was killed goes on
+    from its last complete checkpoint; one that is finished returns its summary at once. With `save_every` the last
+    two checkpoints stay in the folder, otherwise they go once the run is finished. Several processes started by
+    torchrun or accelerate train together.
     Raises ValueError if `out` holds a run of another recipe.
     """
     started = time.perf_counter()
@@ -64,7 +65,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         write_json(out / "environment.json", {**describe_environment(), "processes": arguments.world_size})
 
     with arguments.main_process_first(desc="tokenising"):
-        splits = prepare(recipe.data, _cache_folder())
+        splits = prepare(recipe.data_with_tokenizer, _cache_folder())
     set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
     model = build_model(recipe, splits.tokenizer)
     use_cache = model.config.use_cache
@@ -81,6 +82,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         callbacks=callbacks,
     )
     checkpoint = last_complete(out)
+    arguments.eval_on_start = recipe.training.evaluate_first and checkpoint is None
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
@@ -88,9 +90,11 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
             callback.close()
 
     model.config.use_cache = use_cache  # Trainer switches it off
-    trainer.save_final(out / "final")
+    trainer.save_final(out / "final", splits.tokenizer)
+    if trainer.ema is not None:
+        with trainer.ema.in_the_model():
+            trainer.save_final(out / "final-ema", splits.tokenizer)
     if is_main:
-        splits.tokenizer.save_pretrained(out / "final")
         _write_read_weights(out, splits.validation, arguments)
         summary = {
             "name": recipe.name,
@@ -149,6 +153,8 @@ def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
         "steps": recipe.training.steps,
         "tokens": recipe.training.steps * _tokens_per_step(recipe),
         "final_loss": evaluations[-1]["loss"],
+        "final_stderr": evaluations[-1].get("stderr"),
+        **{f"final_{key}": evaluations[-1][key] for key in ("ema_loss", "ema_stderr") if key in evaluations[-1]},
         "tail_loss": statistics.fmean(tail),
         "tail_evaluations": len(tail),
         "tokens_per_second": statistics.median(speeds),
