@@ -1,12 +1,10 @@
 """The command line: parse, call, print. The work is done by the packages that each command names."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +16,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Recipe fields to change.")]  # noqa: UP045
-Out = Annotated[Optional[Path], typer.Option(help="Folder for the results; runs/NAME by default.")]  # noqa: UP045
 
 
 @app.command()
@@ -34,8 +29,8 @@ def quickstart(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a shipped one.")],
-    overrides: Overrides = None,
-    out: Out = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME by default.")] = None,
 ) -> None:
     """Train one model. Run it again to go on where it stopped."""
     training = load("training", extra="train")
@@ -43,23 +38,46 @@ def train(
     folder = out or Path("runs") / resolved.name
     summary = training.train(resolved, folder)
     typer.echo(
-        f"held-out loss {summary['final_loss']:.4f} after {summary['tokens']:,} tokens; everything is in {folder}"
+        f"held-out loss {summary['final_loss']:.4f} after {summary['tokens']:,} tokens; all of it is in {folder}"
     )
 
 
 @app.command()
 def study(
-    path: Annotated[Path, typer.Argument(help="A study file.")],
-    out: Out = None,
-    workers: Annotated[Optional[int], typer.Option(help="Runs at a time; one for each GPU by default.")] = None,  # noqa: UP045
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the study needs, run nothing.")] = False,
+    path: Annotated[str, typer.Argument(help="A study file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; runs/NAME by default.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; one on each GPU by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the study needs, and run nothing.")] = False,
 ) -> None:
     """Run a grid of paired runs. Run it again to finish what is unfinished."""
     studies = load("studies", extra="train,report")
     if dry_run:
-        typer.echo(studies.plan(path))
+        typer.echo(studies.plan(path, overrides=overrides or ()))
         return
-    studies.run_study(path, out, workers=workers)
+    folder = out or Path("runs") / studies.load_study(path, overrides or ()).name
+    result = studies.run_study(path, folder, workers, overrides=overrides or ())
+    if result.failed:
+        raise RuntimeError(f"{len(result.failed)} runs failed; their reasons are in {folder / 'results.csv'}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A pretrained checkpoint: a folder, a GGUF file or a hub name.")],
+    destination: Annotated[Path, typer.Argument(help="A new folder.")],
+    scheme: Annotated[str, typer.Option(help="Residual scheme.")] = "delta_mhar",
+    num_heads: Annotated[str | None, typer.Option(help="Route heads: a number, or kv.")] = None,
+    block_layers: Annotated[int | None, typer.Option(help="Layers in a block, where the scheme has blocks.")] = None,
+    read_scale: Annotated[str | None, typer.Option(help="mean or sum (sum starts as the original).")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the source's by default.")] = None,
+    check: Annotated[bool, typer.Option(help="Run both models on text and write down how far they are apart.")] = True,
+) -> None:
+    """Graft routing onto a pretrained checkpoint, and show that it still computes what it did."""
+    folder = load("convert.folder")
+    heads = int(num_heads) if num_heads is not None and num_heads.isdecimal() else num_heads
+    options = {"num_heads": heads, "block_layers": block_layers, "read_scale": read_scale}
+    residual = {"scheme": scheme, **{key: value for key, value in options.items() if value is not None}}
+    typer.echo(folder.describe_conversion(folder.convert_folder(source, destination, residual, dtype, check)))
 
 
 @app.command()
@@ -70,7 +88,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run or o
 
 @app.command()
 def generate(
-    folder: Annotated[str, typer.Argument(help="A saved model: a folder or a name on the hub.")],
+    folder: Annotated[str, typer.Argument(help="A saved model: a folder, or a name on the hub.")],
     prompt: Annotated[str, typer.Option(help="The text to go on from.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.8,
@@ -93,14 +111,14 @@ def load(module: str, extra: str | None = None) -> Any:
             raise
         raise RuntimeError(
             f"this command needs the package {error.name!r}: pip install 'depthroute[{extra}]'"
-        ) from error
+        ) from None
 
 
 def main() -> None:
     """Run the command line. An error is one line and exit code 1; DEPTHROUTE_DEBUG=1 shows where it came from."""
     try:
         app()
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         if os.environ.get("DEPTHROUTE_DEBUG"):
             raise
         typer.echo(f"depthroute: error: {' '.join(str(error).split())}", err=True)

@@ -55,4 +55,6 @@ def decoder_config(name: str, **overrides: Any) -> PreTrainedConfig:
     for key in overrides:
         if key not in known:
             raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
+    if overrides.get("model_type", config_type := Qwen3Config.model_type) != config_type:
+        raise ValueError(f"decoder.model_type is {overrides['model_type']!r}, but a preset is a {config_type} decoder")
     return Qwen3Config(**{**preset, **overrides})

@@ -1,0 +1,132 @@
+"""The command line: every mistake is one clear line and a non-zero exit, and `--help` names every command."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+
+import pytest
+
+from depthroute import cli
+
+
+def depthroute(capsys, monkeypatch, *arguments):
+    """Run the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["depthroute", *map(str, arguments)])
+    monkeypatch.delenv("DEPTHROUTE_DEBUG", raising=False)
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEPTHROUTE_CACHE", str(tmp_path / "cache"))
+    return lambda *arguments: depthroute(capsys, monkeypatch, *arguments)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "name: small\nmodel: {preset: tiny}\n"
+        "data: {train: embedded, tokenizer: embedded, sequence_length: 64}\n"
+        "optimizer: {warmup_steps: 1}\ntraining: {steps: 2, batch_size: 2, evaluate_every: 2}\n"
+    )
+    return file
+
+
+MISTAKES = {
+    "a misspelt key": (["training.step=3"], "did you mean 'steps'|training.steps"),
+    "a misspelt section": (["trainign.steps=3"], "training"),
+    "a value of the wrong type": (["training.steps=many"], "training.steps"),
+    "an override without a value": (["training.steps"], "training.steps"),
+    "an unknown scheme": (["residual.scheme=mhra"], "unknown scheme 'mhra'; did you mean 'mhar'"),
+    "heads that do not divide the width": (["residual={scheme: mhar, num_heads: 3}"], "must divide hidden_size 128"),
+    "an unknown preset": (["model.preset=tinny"], "unknown preset 'tinny'; did you mean 'tiny'"),
+    "a decoder that is not pre-norm": (["model.decoder.model_type=gemma2"], "model_type is 'gemma2'"),
+    "a missing data file": (["data.train=missing.jsonl"], "missing.jsonl"),
+    "a damaged data file": (["data.train=damaged.jsonl.xz"], "damaged.jsonl.xz"),
+    "an empty corpus": (["data.train=empty.jsonl"], "empty.jsonl"),
+    "a file of an unknown kind": (["data.train=text.docx"], "docx"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_a_non_zero_exit(mistake, run, recipe, tmp_path):
+    whole = lzma.compress(json.dumps({"text": "Once upon a time. " * 200}).encode())
+    (tmp_path / "damaged.jsonl.xz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "text.docx").write_text("text")
+    overrides, wanted = MISTAKES[mistake]
+    code, _, err = run("train", recipe, *overrides, "--out", tmp_path / "out")
+    lines = [line for line in err.splitlines() if line.startswith("depthroute: error: ")]
+    assert code != 0
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    assert any(part in lines[0] for part in wanted.split("|")), lines[0]
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["train", "no-such-recipe"], "no-such-recipe"),
+        (["study", "no-such-study.yaml"], "no-such-study.yaml"),
+        (["report", "no-such-folder"], "no-such-folder"),
+        (["generate", "./no-such-folder", "--prompt", "x"], "no model in ./no-such-folder"),
+        (["convert", "./no-such-folder", "out"], "no-such-folder"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, wanted, run):
+    code, _, err = run(*arguments)
+    assert code != 0
+    assert err.strip().splitlines()[-1].startswith("depthroute: error: ")
+    assert wanted in err
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(name in out for name in ("quickstart", "train", "study", "convert", "report", "generate"))
+
+
+def test_train_generate_and_report_work_together(run, recipe, tmp_path):
+    code, out, err = run("train", recipe, "residual.scheme=mhar", "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "held-out loss" in out
+    code, out, err = run("generate", tmp_path / "out", "--prompt", "The sea", "--max-new-tokens", 5)
+    assert code == 0, err
+    assert out.strip()
+    code, out, err = run("report", tmp_path / "out")
+    assert code == 0, err
+    assert (tmp_path / "out" / "report" / "index.html").is_file()
+
+
+def test_a_missing_extra_is_named(monkeypatch, run):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith("depthroute.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    code, _, err = run("report", ".")
+    assert code != 0
+    assert "pip install 'depthroute[report]'" in err
+
+
+def test_importing_depthroute_needs_no_extra():
+    code = (
+        "import sys\n"
+        "for name in ('pydantic', 'datasets', 'matplotlib', 'jinja2', 'triton'):\n"
+        "    sys.modules[name] = None\n"
+        "import depthroute\n"
+        "print(depthroute.residual.available())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mhar" in done.stdout
