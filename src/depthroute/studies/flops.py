@@ -29,9 +29,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from depthroute import residual as schemes
-from depthroute.data import load_tokenizer
+from depthroute.data.tokenization import load_tokenizer, vocabulary_size
 from depthroute.models.presets import decoder_config
 from depthroute.residual.base import Residual
+from depthroute.training.pretrained import decoder_at_hand
 from depthroute.training.recipe import Recipe
 
 _BACKWARD = 3  # forward once, backward twice
@@ -92,14 +93,20 @@ def token_flops(
 def recipe_flops(recipe: Recipe) -> TokenFlops:
     """`token_flops` of the model that a recipe trains.
 
-    The vocabulary is the recipe's own, else that of its tokenizer where it is at hand. Nothing is fetched: for a
-    tokenizer of the hub it is the preset's.
+    Nothing is fetched: the vocabulary of a preset is the recipe's own, else that of its tokenizer where it is at hand,
+    else the preset's. Raises ValueError for a checkpoint that is not at hand.
     """
+    decoder = decoder_at_hand(recipe.model.checkpoint) if recipe.model.checkpoint else _preset_decoder(recipe)
+    if decoder is None:
+        raise ValueError(f"model.checkpoint {recipe.model.checkpoint!r} is not on this machine, so nothing is counted")
+    return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
+
+
+def _preset_decoder(recipe: Recipe) -> Any:
     name = recipe.data.tokenizer
     at_hand = "vocab_size" not in recipe.model.decoder and (name == "embedded" or Path(name).exists())
-    known = {"vocab_size": len(load_tokenizer(name))} if at_hand else {}
-    decoder = decoder_config(recipe.model.preset, **known, **recipe.model.decoder)
-    return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
+    known = {"vocab_size": vocabulary_size(load_tokenizer(name))} if at_hand else {}
+    return decoder_config(str(recipe.model.preset), **known, **recipe.model.decoder)
 
 
 def _routing_forward(scheme: Residual, name: str, width: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from depthroute.studies import results
@@ -65,7 +66,7 @@ class LiveTable:
 
     def _say(self, line: str) -> None:
         if not self._live:
-            self.console.print(line, soft_wrap=True, highlight=False)
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _refresh(self) -> None:
         assert self._live is not None
@@ -83,7 +84,7 @@ class LiveTable:
         for column in ("run", "state", "steps", "held-out loss", "tokens/s"):
             table.add_column(column, justify="left" if column in ("run", "state") else "right")
         for row in begun:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         self._live.update(table, refresh=True)
 
     def _row(self, run: Run) -> tuple[str, str, str, str, str]:
