@@ -104,10 +104,10 @@ def reading(path: Path, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 def answers(model: Any, tokenizer: Any) -> dict[str, str]:
     """The greedy continuation of the prompt, with fp32 and with bf16 weights."""
-    return {name: answer(copy.deepcopy(model).to(dtype), tokenizer) for name, dtype in DTYPES.items()}
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():  # not .to(): that rounds the rotary frequencies too
+        parameter.data = parameter.data.bfloat16()
+    return {"fp32": answer(model, tokenizer), "bf16": answer(rounded, tokenizer)}
 
 
 def answer(model: Any, tokenizer: Any) -> str:

@@ -57,10 +57,10 @@ and null sources follow one step later.
 
 ## The reading of the file
 
-{equal} of {tensors} tensors equal a second reading by hand (dequantised by the package gguf, the rows of Q and K brought
-from GGUF's interleaved rotary order to halves), bit for bit. Rope base {rope_theta:g}, norms' eps {rms_norm_eps:.6g},
-tied embeddings: {tie_word_embeddings}. Special tokens: {special_tokens}. Stock -> `additive` -> stock gives the same
-tensors bit for bit: {round_trip}.
+{equal} of {tensors} tensors equal a second reading by hand (dequantised by the package gguf, the rows of Q and K
+brought from GGUF's interleaved rotary order to halves), bit for bit. Rope base {rope_theta:g}, norms' eps
+{rms_norm_eps:.6g}, tied embeddings: {tie_word_embeddings}. Special tokens: {special_tokens}. Stock -> `additive` ->
+stock gives the same tensors bit for bit: {round_trip}.
 
 ## What this does not show
 
