@@ -3,8 +3,8 @@ import pytest
 from depthroute.models.presets import decoder_config
 from depthroute.studies.flops import token_flops
 from depthroute.studies.planning import plan
-from depthroute.studies.study import load_study, runs
-from depthroute.training.recipe import recipe_folder
+from depthroute.studies.study import load_study, runs, same_run
+from depthroute.training.recipe import load_recipe, recipe_folder
 
 from .conftest import STUDY
 
@@ -75,3 +75,16 @@ def test_every_shipped_study_says_what_it_is_for():
     assert {path.stem for path in SHIPPED} >= {"main", "learning-rates", "seeds", "heads-by-kv", "heads", "width"}
     assert all(load_study(path).description for path in SHIPPED)
     assert all(load_study(path).name == path.stem for path in SHIPPED)
+
+
+@pytest.mark.parametrize("path", sorted((recipe_folder() / "studies/base").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_base_of_a_study_is_a_recipe(path):
+    recipe = load_recipe(path)
+    assert recipe.optimizer.residual_weight_decay == recipe.optimizer.weight_decay == 0.1
+
+
+def test_study_b_takes_its_runs_at_512_from_study_a():
+    of_a = {same_run(run.recipe) for run in runs(load_study("studies/study-a"))}
+    of_b = [run for run in runs(load_study("studies/study-b")) if run.point == {"width": "d512"}]
+    assert len(of_b) == 8
+    assert all(same_run(run.recipe) in of_a for run in of_b)

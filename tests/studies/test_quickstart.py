@@ -46,7 +46,7 @@ def test_the_arm_with_the_lowest_mean_loss_goes_on_from_the_prompt_and_the_repor
     assert seen["model"] == "runs/mhar-kv/seed-0"
     assert seen["samples"] == [{"arm": "mhar-kv", "prompt": quickstart.PROMPT, "text": " and 100 more words"}]
     assert result.report.name == "index.html"
-    for shown in ("unigram entropy", "4.6500 ± 0.0707", f"{quickstart.PROMPT} and 100 more words", "Report: "):
+    for shown in ("unigram entropy", "4.650 ± 0.071", f"{quickstart.PROMPT} and 100 more words", "Report: "):
         assert shown in fake.output
 
 

@@ -21,7 +21,7 @@ from depthroute.errors import nearest
 from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
-from depthroute.studies.study import Run, Study, load_study, runs
+from depthroute.studies.study import Run, Study, load_study, runs, same_run
 from depthroute.studies.tables import tables
 from depthroute.training.checkpoints import write_text
 from depthroute.training.recipe import load_recipe, recipe_text
@@ -165,19 +165,15 @@ def _copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]
         if not (folder / "runs").is_dir():
             raise FileNotFoundError(f"reuse: {folder} is not a study folder (it has no runs/)")
         for summary in sorted(folder.glob("runs/*/seed-*/summary.json")):
-            found.setdefault(_identity(load_recipe(summary.parent / "recipe.yaml")), summary.parent)
+            found.setdefault(same_run(load_recipe(summary.parent / "recipe.yaml")), summary.parent)
     for run in wanted:
         target = results.run_folder(out, run)
-        source = found.get(_identity(run.recipe))
+        source = found.get(same_run(run.recipe))
         if source is not None and not target.exists():
             draft = _made(target.parent) / f".{target.name}.partial"
             shutil.rmtree(draft, ignore_errors=True)
             shutil.copytree(source, draft, ignore=shutil.ignore_patterns("checkpoint-*"))
             draft.rename(target)
-
-
-def _identity(recipe: Any) -> str:
-    return recipe.model_copy(update={"name": ""}).model_dump_json()
 
 
 def _record(out: Path, run: Run, status: int) -> None:

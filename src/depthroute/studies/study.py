@@ -116,6 +116,11 @@ def runs(study: Study) -> list[Run]:
     return found
 
 
+def same_run(recipe: Recipe) -> str:
+    """A text that two recipes share if they train the same, whatever their names."""
+    return recipe.model_copy(update={"name": ""}).model_dump_json()
+
+
 def points(study: Study) -> list[dict[str, Any]]:
     """The points of the grid, as axis -> value; one empty point where there is no grid."""
     axes = [[(axis, value) for value in values] for axis, values in study.grid.items()]
@@ -242,7 +247,7 @@ def _check_change(study: Study, where: str, change: Overrides) -> None:
 def _check_all_differ(found: list[Run]) -> None:
     seen: dict[str, Run] = {}
     for run in found:
-        key = run.recipe.model_copy(update={"name": ""}).model_dump_json()
+        key = same_run(run.recipe)
         if key in seen:
             raise ValueError(f"{seen[key].name} and {run.name} are the same run; a comparison of them says nothing")
         seen[key] = run
