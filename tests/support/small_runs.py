@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from depthroute.data import load_tokenizer
 from depthroute.training import Recipe, load_recipe
+from support.models import stock
 
 STEPS = 12
 _WORDS = ("a", "the", "green", "house", "light", "of", "old", "over", "river", "runs", "slowly", "stone", "tells", "to")
@@ -34,21 +36,33 @@ def write_corpus(folder: Path, documents: int = 80, seed: int = 0) -> Path:
     return path
 
 
-def small_recipe(corpus: Path, *overrides: str) -> Recipe:
-    """A recipe of `STEPS` steps of 8 sequences of 16 tokens, evaluated every 4 steps and logged at each."""
+_SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def write_checkpoint(folder: Path, family: str = "llama", **overrides: Any) -> Path:
+    """A stock checkpoint of the shape of `small_recipe`, moved away from its initial values, with a tokenizer."""
+    tokenizer = load_tokenizer("embedded")
+    model = stock(family, **{**_SHAPE, "vocab_size": len(tokenizer), "initializer_range": 0.1, **overrides})
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def small_recipe(corpus: Path, *overrides: str, checkpoint: Path | None = None) -> Recipe:
+    """A recipe of `STEPS` steps of 8 sequences of 16 tokens, evaluated every 4 steps and logged at each.
+
+    With a checkpoint the model starts from that, and not from a preset.
+    """
     values: dict[str, Any] = {
         "name": "small",
-        "model": {
-            "preset": "tiny",
-            "decoder": {
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "head_dim": 8,
-            },
-        },
+        "model": {"preset": "tiny", "decoder": _SHAPE} if checkpoint is None else {"checkpoint": str(checkpoint)},
         "data": {"train": str(corpus), "held_out_fraction": 0.2, "sequence_length": 16, "max_validation_tokens": 500},
         "optimizer": {"warmup_steps": 3},
         "training": {"steps": STEPS, "batch_size": 8, "evaluate_every": 4, "log_every": 1, "tail": 2, "num_threads": 1},
@@ -65,7 +79,14 @@ def metrics(out: Path, kind: str, *keys: str) -> list[tuple[Any, ...]]:
 def exact(out: Path) -> list[Any]:
     """Everything in metrics.jsonl that two equal runs share: all but times and memory."""
     train = metrics(out, "train", "step", "tokens", "loss", "lr", "grad_norm")
-    return [*train, *metrics(out, "evaluation", "step", "tokens", "loss", "num_tokens")]
+    return [*train, *metrics(out, "evaluation", "step", "tokens", "loss", "stderr", "num_tokens")]
+
+
+def without_times(out: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the machine and its load."""
+    varying = ("seconds", "tokens_per_second", "peak_memory_bytes")
+    lines = (json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{key: value for key, value in line.items() if key not in varying} for line in lines]
 
 
 def same_weights(a: Path, b: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from depthroute.training import train
-from support.small_runs import small_recipe, write_corpus
+from support.small_runs import small_recipe, write_checkpoint, write_corpus
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,6 +20,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock checkpoint with its tokenizer. Only to be read."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")

@@ -58,9 +58,19 @@ def losses(recipe: Recipe, cache: Path, *, shard: bool, steps: int = 5) -> list[
     return found
 
 
-@pytest.mark.parametrize("scheme", ["additive", "mhar", "block_mhar", "hyper_connections"])
-def test_two_ranks_under_fsdp2_agree_with_one_process(corpus, tmp_path, scheme):
-    recipe = small_recipe(corpus, f"residual.scheme={scheme}", "optimizer.learning_rate=1e-2")
+@pytest.mark.parametrize(
+    "residual",
+    [
+        "{scheme: additive}",
+        "{scheme: mhar}",
+        "{scheme: mhar, read_scale: sum}",
+        "{scheme: block_mhar}",
+        "{scheme: delta_mhar, block_layers: 1}",
+        "{scheme: hyper_connections}",
+    ],
+)
+def test_two_ranks_under_fsdp2_agree_with_one_process(corpus, tmp_path, residual):
+    recipe = small_recipe(corpus, f"residual={residual}", "optimizer.learning_rate=1e-2")
     cache = tmp_path / "cache"
     expected = losses(recipe, cache, shard=False)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 import pytest
 import torch
 
 from depthroute.data import load_tokenizer, prepare
-from depthroute.training.evaluation import mean_loss, summed_loss
+from depthroute.training.evaluation import HeldOutLoss, held_out_loss, mean_loss, summed_loss
 from depthroute.training.model_building import build_model
 from support.small_runs import small_recipe
 
@@ -30,6 +33,27 @@ def test_it_is_the_mean_of_the_losses_of_all_predicted_tokens(model, sequences):
     assert mean_loss(model, sequences, 8) == pytest.approx(expected.item(), abs=1e-6)
 
 
+def test_its_standard_error_is_that_of_the_mean_over_sequences(model, sequences):
+    alone = [mean_loss(model, [sequences[i]], 1) for i in range(len(sequences))]
+    found = held_out_loss(model, sequences, 8)
+    assert found.stderr == pytest.approx(statistics.stdev(alone) / math.sqrt(len(alone)), rel=1e-6)
+    assert found.mean == pytest.approx(statistics.fmean(alone), abs=1e-6)
+    assert found.num_tokens == 31 * 15
+    assert held_out_loss(model, [sequences[0]], 1).stderr is None
+
+
+def test_labels_that_are_left_out_do_not_count(model, sequences):
+    labels = sequences[0]["labels"].clone()
+    labels[8:] = -100
+    half = [sequences[1], {"input_ids": sequences[0]["input_ids"], "labels": labels}]
+    with torch.no_grad():
+        parts = [model(input_ids=item["input_ids"][None], labels=item["labels"][None]).loss.item() for item in half]
+    found = held_out_loss(model, half, 2)
+    assert found.num_tokens == 15 + 7
+    assert found.mean == pytest.approx((15 * parts[0] + 7 * parts[1]) / 22, abs=1e-6)
+    assert found.stderr == pytest.approx(abs(parts[0] - parts[1]) / 2, abs=1e-6)
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
 def test_it_does_not_depend_on_the_batches(model, sequences, batch_size):
     assert mean_loss(model, sequences, batch_size) == pytest.approx(mean_loss(model, sequences, 8), abs=1e-6)
@@ -49,6 +73,9 @@ def test_the_shares_of_the_ranks_add_up_and_every_rank_calls_the_model_equally_o
     assert len(set(counts)) == 1
     torch.testing.assert_close(sum(shares), summed_loss(model, sequences, 8), atol=1e-3, rtol=0)
     assert sum(shares)[1] == 31 * 15
+    assert sum(shares)[2] == 31
+    found, expected = HeldOutLoss.of(sum(shares)), held_out_loss(model, sequences, 8)
+    assert found.stderr == pytest.approx(expected.stderr, rel=1e-5)
 
 
 def test_it_leaves_the_model_as_it_was(model, sequences):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from depthroute.training.optim import (
     residual_parameters,
 )
 from depthroute.training.recipe import OptimizerRecipe
+from support.models import routed
 
 
 class Wrapped(nn.Module):
@@ -50,6 +52,32 @@ def test_the_residual_does_not_decay_by_default():
 def test_matrices_alone_decay_where_the_recipe_says_so():
     found = sizes(Wrapped(), decay="matrices")
     assert found == {"main": (16, 0.1, 0.1), "undecayed": (5, 0.0, 0.1), "residual": (20, 0.0, 0.1)}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_projections_are_the_matrices_of_linear_layers_alone(tied):
+    model = routed({"scheme": "delta_mhar"}, "qwen2", tie_word_embeddings=tied)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, OptimizerRecipe(decay="projections", weight_decay=0.05))
+    found = {group["name"]: {names[id(parameter)] for parameter in group["params"]} for group in groups}
+    kinds = {name: {re.sub(r"^model\.layers\.\d+\.", "", full) for full in members} for name, members in found.items()}
+    attention = {f"self_attn.{letter}_proj" for letter in "qkvo"}
+    mlp = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+    head = set() if tied else {"lm_head.weight"}
+    assert kinds["main"] == {f"{name}.weight" for name in attention | mlp} | head
+    norms = {"input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight"}
+    biases = {f"{name}.bias" for name in attention - {"self_attn.o_proj"}}
+    assert kinds["undecayed"] == norms | biases | {"model.embed_tokens.weight"}
+    assert {name.split(".")[-1] for name in found["residual"]} == {"query", "norm_weight", "null_source", "gate"}
+    assert {group["name"]: group["weight_decay"] for group in groups} == {"main": 0.05, "undecayed": 0, "residual": 0}
+
+
+def test_matrices_decay_with_the_embedding_and_projections_without():
+    model = routed({"scheme": "additive"})
+    embedding = model.model.embed_tokens.weight
+    for decay, name in (("all", "main"), ("matrices", "main"), ("projections", "undecayed")):
+        groups = {group["name"]: group["params"] for group in parameter_groups(model, OptimizerRecipe(decay=decay))}
+        assert any(parameter is embedding for parameter in groups[name]), decay
 
 
 def test_frozen_parameters_are_in_no_group_and_empty_groups_are_left_out():

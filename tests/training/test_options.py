@@ -42,6 +42,7 @@ OF_THE_LOSSES = {
     "optimizer.min_lr_ratio": "0.5",
     "optimizer.residual_weight_decay": "0.5",
     "optimizer.residual_lr_multiplier": "3.0",
+    "optimizer.z_loss": "0.1",
     "training.steps": "4",
     "training.batch_size": "4",
     "training.precision": "bf16",
@@ -58,6 +59,9 @@ TESTED_BY_NAME = {
 }
 TESTED_ELSEWHERE = {
     "name": "test_train.py: the summary",
+    "model.checkpoint": "test_mid_training.py: another start",
+    "training.ema_decay": "test_ema.py",
+    "training.evaluate_first": "test_mid_training.py: the first evaluation",
     "data.subset": "tests/data: hub data sets",
     "training.micro_batch_size": "test_train.py: accumulation",
     "training.save_every": "test_resume.py: what is kept",
