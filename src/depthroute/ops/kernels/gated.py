@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import on_device, plain
-from depthroute.ops.kernels.rows import column, dot, load, mask_of, store
+from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, store
 from depthroute.ops.kernels.settings import merge_tile, parts
 
 
@@ -38,7 +38,9 @@ def _forward_kernel(
     x = load(stream, at, inside, BB)
     once = tl.full((1,), 1, tl.int1)
     s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB), mask_of(once, H, K, BH, BA, BB), BB)
-    p, q = _weights(lse_in, token[:, None] * H + head[None, :], live[:, None] & (head < H)[None, :], null_logit, head, H)
+    p, q = _weights(
+        lse_in, token[:, None] * H + head[None, :], live[:, None] & (head < H)[None, :], null_logit, head, H
+    )
     g = tl.load(gate).to(tl.float32)
     wide: tl.constexpr = out.dtype.element_ty
     mixed_a = _mixed(p, q, v[0], s[0])
@@ -71,7 +73,7 @@ def _backward_kernel(
     dnull_a = tl.zeros((BT, BH, BA), tl.float32)
     dnull_b = dnull_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
     for step in range(steps):
-        token = (program * steps + step) * BT + tl.arange(0, BT)
+        token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
         live_stat = live[:, None] & (head < H)[None, :]

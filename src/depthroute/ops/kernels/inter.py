@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import on_device, plain, pointer_table
+from depthroute.ops.kernels.rows import opaque
 from depthroute.ops.kernels.settings import inter_programs, inter_tile, parts
 
 
@@ -55,13 +56,13 @@ def _forward_kernel(
     k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
     k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
     queries = weight + site[None, None, :] * (H * K) + head * K
-    there = (site < S)[None, None, :]
-    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=there & (k_a < K)[:, :, None], other=0.0), dtype)
+    asks = (site < S)[None, None, :]
+    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
     if BB > 0:
-        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=there & (k_b < K)[:, :, None], other=0.0), dtype)
+        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
 
     for step in range(steps):
-        token = block * steps + step
+        token = block * steps + opaque(step)
         row = token * (H * K) + head * K
         stat = token * H + head
         live = token < T
@@ -74,12 +75,12 @@ def _forward_kernel(
             there = (n < N) & live
             source = _pointers(table, n, there, dtype)[None, :, None]
             r = tl.load(_pointers(table + N, n, there, tl.float32) + stat, mask=there, other=0.0)
-            inside = there[None, :, None] & (k_a < K)[:, None, :]
-            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside, other=0.0)  # [C, BN, BA]
+            inside_a = there[None, :, None] & (k_a < K)[:, None, :]
+            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside_a, other=0.0)  # [C, BN, BA]
             raw = _logits(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
             if BB > 0:
-                inside = there[None, :, None] & (k_b < K)[:, None, :]
-                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside, other=0.0)
+                inside_b = there[None, :, None] & (k_b < K)[:, None, :]
+                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside_b, other=0.0)
                 raw = _logits(v_b, w_b, low_b, raw, SPLIT)
             logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
             new_top = tl.maximum(top, tl.max(logits, 0))
@@ -96,13 +97,11 @@ def _forward_kernel(
         lse = _pointers(table + 2 * N + S, site, written, tl.float32)
         tl.store(lse + stat, top + tl.log(total), mask=written)
         partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
-        inside = written[None, :, None] & (k_a < K)[:, None, :]
-        mix = tl.trans(acc_a / total[None, None, :], (0, 2, 1)).to(dtype)
-        tl.store(partial + (row + k_a)[:, None, :], mix, mask=inside)
+        mix_a = tl.trans(acc_a / total[None, None, :], (0, 2, 1)).to(dtype)
+        tl.store(partial + (row + k_a)[:, None, :], mix_a, mask=written[None, :, None] & (k_a < K)[:, None, :])
         if BB > 0:
-            inside = written[None, :, None] & (k_b < K)[:, None, :]
-            mix = tl.trans(acc_b / total[None, None, :], (0, 2, 1)).to(dtype)
-            tl.store(partial + (row + k_b)[:, None, :], mix, mask=inside)
+            mix_b = tl.trans(acc_b / total[None, None, :], (0, 2, 1)).to(dtype)
+            tl.store(partial + (row + k_b)[:, None, :], mix_b, mask=written[None, :, None] & (k_b < K)[:, None, :])
 
 
 @triton.jit
@@ -143,16 +142,16 @@ def _backward_kernel(
     k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
     k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
     queries = weight + site[None, None, :] * (H * K) + head * K
-    there = (site < S)[None, None, :]
-    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=there & (k_a < K)[:, :, None], other=0.0), dtype)
+    asks = (site < S)[None, None, :]
+    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
     dw_a = tl.zeros((C, BA, BS), tl.float32)
     dw_b = dw_a
     if BB > 0:
-        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=there & (k_b < K)[:, :, None], other=0.0), dtype)
+        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
         dw_b = tl.zeros((C, BB, BS), tl.float32)
 
     for step in range(steps):
-        token = block * steps + step
+        token = block * steps + opaque(step)
         row = token * (H * K) + head * K
         stat = token * H + head
         live = token < T
@@ -161,8 +160,8 @@ def _backward_kernel(
         g_a = tl.load(upstream + (row + k_a)[:, :, None], mask=mine[None, None, :] & (k_a < K)[:, :, None], other=0.0)
         pairs_a = _pairs(table, weight, 6 * N, S, k_a, K, site2, live, dtype, H, head, row)
         if BB > 0:
-            inside = mine[None, None, :] & (k_b < K)[:, :, None]
-            g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside, other=0.0)
+            inside_g = mine[None, None, :] & (k_b < K)[:, :, None]
+            g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside_g, other=0.0)
             pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
         dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
@@ -172,14 +171,14 @@ def _backward_kernel(
             source = _pointers(table, n, there, dtype)[None, :, None]
             r = tl.load(_pointers(table + 3 * N, n, there, tl.float32) + stat, mask=there, other=0.0)
             sum_there = there & (tl.load(table + N + n, mask=there, other=0) != tl.load(table + n, mask=there, other=0))
-            inside = there[None, :, None] & (k_a < K)[:, None, :]
-            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside, other=0.0)  # [C, BN, BA]
+            inside_a = there[None, :, None] & (k_a < K)[:, None, :]
+            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside_a, other=0.0)  # [C, BN, BA]
             nothing = tl.zeros((C, BN, BS), tl.float32)
             raw = _logits(v_a, w_a, low_a, nothing, SPLIT)
             dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
             if BB > 0:
-                inside = there[None, :, None] & (k_b < K)[:, None, :]
-                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside, other=0.0)
+                inside_b = there[None, :, None] & (k_b < K)[:, None, :]
+                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside_b, other=0.0)
                 raw = _logits(v_b, w_b, low_b, raw, SPLIT)
                 dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
             raw = tl.sum(raw, 0)  # [BN, BS]
@@ -195,17 +194,17 @@ def _backward_kernel(
 
             pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
             pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
-            u = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
+            u_all = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
             _push(table, n, there, sum_there, N, 2 * N, row, k_a, K, pu, pairs_a, dtype)
-            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u, dw_a, input_precision="ieee")
+            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u_all, dw_a, input_precision="ieee")
             if BB > 0:
                 _push(table, n, there, sum_there, N, 2 * N, row, k_b, K, pu, pairs_b, dtype)
-                dw_b = tl.dot(tl.trans(v_b, (0, 2, 1)), u, dw_b, input_precision="ieee")
+                dw_b = tl.dot(tl.trans(v_b, (0, 2, 1)), u_all, dw_b, input_precision="ieee")
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
-    there = (site < S)[None, :, None]
-    tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=there & (k_a < K)[:, None, :])
+    asked = (site < S)[None, :, None]
+    tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=asked & (k_a < K)[:, None, :])
     if BB > 0:
-        tl.store(out + k_b[:, None, :], tl.trans(dw_b, (0, 2, 1)), mask=there & (k_b < K)[:, None, :])
+        tl.store(out + k_b[:, None, :], tl.trans(dw_b, (0, 2, 1)), mask=asked & (k_b < K)[:, None, :])
 
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import on_device, plain
-from depthroute.ops.kernels.rows import column, dot, load, mask_of, square, store
+from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, square, store
 from depthroute.ops.kernels.settings import merge_tile
 
 # Addresses travel as arguments: a table in memory would cost a launch for every site. The lists are padded, and the
@@ -56,7 +56,7 @@ def _forward_kernel(
     tl.store(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), mask=live_stat)
     logit = dot(values[0], w, BB) * rstd[:, None]  # [BT, BH]
     top = tl.maximum(z, logit)
-    logits = (logit,)
+    logits = (logit,)  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(1, len(sources)):
         r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
         logit = tl.where(i < M, dot(values[i], w, BB) * r, float("-inf"))
@@ -106,7 +106,7 @@ def _backward_kernel(
         dgamma_a = tl.zeros((BT, BH, BA), tl.float32)
         dgamma_b = dgamma_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
     for step in range(steps):
-        token = (program * steps + step) * BT + tl.arange(0, BT)
+        token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
         live_stat = live[:, None] & (head < H)[None, :]
@@ -136,17 +136,20 @@ def _backward_kernel(
         tl.store(normaliser_grad + stat, -p * delta, mask=live_stat & (has_partial != 0))
 
         # The next sources are on their way before the gradients of these are stored.
-        ahead = _load_some(0, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums, at, stat, live, live_stat,
-                           dtype, H, K, BH, BA, BB)  # fmt: skip
+        ahead = _load_some(
+            0, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
+            at, stat, live, live_stat, dtype, H, K, BH, BA, BB,
+        )  # fmt: skip
         for first in tl.static_range(0, len(sources), UNROLL):
             now = ahead
             if first + UNROLL < len(sources):
-                ahead = _load_some(first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums, at, stat,
-                                   live, live_stat, dtype, H, K, BH, BA, BB)  # fmt: skip
+                ahead = _load_some(
+                    first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
+                    at, stat, live, live_stat, dtype, H, K, BH, BA, BB,
+                )  # fmt: skip
             if first < M:
-                for j in tl.static_range(UNROLL):
-                    i: tl.constexpr = first + j
-                    v, total, r, rstd_total = now[j]
+                for i in tl.static_range(first, first + UNROLL):
+                    v, total, r, rstd_total = now[i - first]
                     v_a, v_b = v[0].to(tl.float32), v[1].to(tl.float32)
                     raw = dot((v_a, v_b), w, BB)
                     p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
@@ -181,8 +184,7 @@ def _load_some(
 ):  # fmt: skip
     """Rows of `count` sources, the sums so far of their gradients, their rstd, the sums so far of its gradients."""
     loaded = ()  # type: tuple[tl.tensor, ...]
-    for j in tl.static_range(count):
-        i: tl.constexpr = first + j
+    for i in tl.static_range(first, first + count):
         v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
         summed = ((has_sums >> i) & 1) != 0
         total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
@@ -271,8 +273,8 @@ def backward(
         _backward_kernel[(programs,)](
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
-            plain(grad), newest if rstd_grad is None else plain(rstd_grad), plain(mix), plain(lse), plain(newest), lse_in,
-            plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
+            plain(grad), newest if rstd_grad is None else plain(rstd_grad),
+            plain(mix), plain(lse), plain(newest), lse_in, plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
             partial_grad, normaliser_grad, parts, norm_parts,
             m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,

@@ -4,8 +4,23 @@ A head's K channels are cut into BA + BB, powers of two, rather than padded to o
 enough). So a row is a pair of blocks; with BB = 0 the second stands for nothing and repeats the first.
 """
 
+import os
+
 import triton
 import triton.language as tl
+
+_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+
+
+@triton.jit
+def opaque(step):
+    """The step of a loop over tokens, as a value that the compiler knows nothing about.
+
+    From a plain counter it would keep a running address for every tensor of the loop: twice the registers, and spills.
+    """
+    if _COMPILED:
+        step = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1)
+    return step
 
 
 @triton.jit

@@ -12,9 +12,10 @@ import triton
 from torch import Tensor
 
 WARP = 32
-LANE = 16  # elements of a row that each lane holds: two 16-byte loads of bf16
+LANE = 8  # elements of a row that each lane holds: one 16-byte load of bf16
+MAX_LANE = 16
 MAX_WARPS = 16
-MAX_ROW = MAX_WARPS * WARP * LANE
+MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 CHUNK = 128  # channels of a head that one warp multiplies
 MAX_CHUNKS = 16
 
@@ -80,9 +81,11 @@ def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
     """Tile of a merge; `phase` is "forward" or "backward"."""
     heads = triton.next_power_of_2(num_heads)
     width, rest = _cut(head_width)
+    # The widest rows take all the warps there may be, and more of a row a lane.
+    lane = max(_overrides.get(f"merge_{phase}_lane", LANE), heads * width // (MAX_WARPS * WARP))
     wanted = _overrides.get(f"merge_{phase}_warps", 4 if phase == "forward" else 8)
-    tokens = max(1, wanted * WARP * LANE // (heads * width))
-    warps = max(1, min(MAX_WARPS, tokens * heads * width // (WARP * LANE)))
+    tokens = max(1, wanted * WARP * lane // (heads * width))
+    warps = max(1, tokens * heads * width // (WARP * lane))
     return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
 
 

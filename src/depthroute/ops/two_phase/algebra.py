@@ -99,11 +99,13 @@ def merge_forward(
     mean_square = values[-1].square().mean((-2, -1))
     newest = torch.rsqrt(mean_square + eps).unsqueeze(-1).expand(values[-1].shape[:-1]).clone()
     logits = [(value * row).sum(-1) * r for value, r in zip(values, [*rstd, newest], strict=True)]
-    if partial is not None:
+    if partial is not None and lse_in is not None:
         logits.append(lse_in)
         values.append(_by_head(partial, num_heads))
     lse = torch.logsumexp(torch.stack(logits), 0)
-    total = sum(torch.exp(logit - lse).unsqueeze(-1) * value for logit, value in zip(logits, values, strict=True))
+    total = torch.zeros_like(values[0])
+    for logit, value in zip(logits, values, strict=True):
+        total = total + torch.exp(logit - lse).unsqueeze(-1) * value
     mix = _rows(total, sources[0])
     normed = mix.new_empty(0) if norm_weight is None else rms_norm(mix, norm_weight, norm_eps)
     return mix, lse, newest, normed
