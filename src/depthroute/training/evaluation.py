@@ -14,53 +14,52 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """The mean loss over `num_tokens` predicted tokens, in nats.
+    """The mean loss over `num_tokens` predicted tokens, in nats, and the mean loss of each sequence.
 
-    `stderr`: its standard error over sequences: the standard deviation of their mean losses (n - 1 in the
+    `stderr`: the standard error of the mean over sequences: the standard deviation of their losses (n - 1 in the
     denominator) divided by the square root of their number; None for a single sequence.
     """
 
     mean: float
     stderr: float | None
     num_tokens: int
+    sequences: tuple[float, ...]
 
     @classmethod
     def of(cls, sums: Tensor) -> HeldOutLoss:
-        """From `summed_loss`, summed over the ranks."""
-        total, tokens, n, means, squares = sums.tolist()
-        variance = max(0.0, squares - means**2 / n) / (n - 1) if n > 1 else None
-        return cls(total / tokens, None if variance is None else math.sqrt(variance / n), int(tokens))
+        """From what `summed_loss` gives, added up over the ranks."""
+        losses, tokens = sums.cpu()
+        means = losses / tokens
+        n = len(means)
+        stderr = means.std().item() / math.sqrt(n) if n > 1 else None
+        return cls((losses.sum() / tokens.sum()).item(), stderr, int(tokens.sum()), tuple(means.tolist()))
 
 
 @torch.no_grad()
 def summed_loss(
     model: nn.Module, sequences: Sequence[Mapping[str, Tensor]] | Any, batch_size: int, *, rank: int = 0, ranks: int = 1
 ) -> Tensor:
-    """What `HeldOutLoss.of` needs, as sums: fp64, shape (5,), on the CPU.
+    """For each of n sequences its loss summed over predicted tokens, in nats, and their number: fp64, shape (2, n).
 
-    The loss summed over predicted tokens, in nats, and their number; the number of sequences, the sum of their mean
-    losses and of the squares of these. Batches of `batch_size` sequences (`input_ids` and `labels`, (T,) each) are
-    dealt to the ranks in turn; the sums of all ranks add up to those of the whole set, whatever the batches. Every
-    rank calls the model equally often, as sharded models need. Evaluation mode while it runs.
+    Batches of `batch_size` sequences (`input_ids` and `labels`, (T,) each) are dealt to the ranks in turn. What other
+    ranks have done is zero, so that the results of all ranks add up to those of one. Every rank calls the model
+    equally often, as sharded models need. Evaluation mode while it runs.
     """
     device = next(model.parameters()).device
-    losses: list[Tensor] = [torch.zeros(0, device=device, dtype=torch.float64)]
-    counts: list[Tensor] = [torch.zeros(0, dtype=torch.float64)]
+    sums = torch.zeros(2, len(sequences), dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
     for start in range(0, len(sequences), batch_size * ranks):
         first = start + rank * batch_size
-        batch = [sequences[i] for i in range(first, min(first + batch_size, len(sequences)))]
-        shown = batch or [sequences[0]]  # a rank without a share takes part, and its result does not count
-        ids, labels = (torch.stack([item[key] for item in shown]) for key in ("input_ids", "labels"))
-        found = _sequence_losses(model(input_ids=ids.to(device), use_cache=False).logits, labels.to(device))
-        losses.append(found[: len(batch)])
-        counts.append((labels[: len(batch), 1:] != -100).sum(1).double())
+        last = min(first + batch_size, len(sequences))
+        shown = [sequences[i] for i in range(first, last)] or [sequences[0]]  # every rank takes part
+        ids, labels = (torch.stack([item[key] for item in shown]).to(device) for key in ("input_ids", "labels"))
+        logits = model(input_ids=ids, use_cache=False).logits
+        if first < last:
+            sums[0, first:last] = _sequence_losses(logits, labels)
+            sums[1, first:last] = (labels[:, 1:] != -100).sum(1).double()
     model.train(was_training)
-    # One copy to the CPU at the end, so that the device never waits in between.
-    totals, tokens = torch.cat(losses).cpu(), torch.cat(counts)
-    means = totals / tokens
-    return torch.stack([totals.sum(), tokens.sum(), torch.tensor(len(means)), means.sum(), means.square().sum()])
+    return sums
 
 
 def held_out_loss(model: nn.Module, sequences: Sequence[Mapping[str, Tensor]] | Any, batch_size: int) -> HeldOutLoss:

@@ -122,7 +122,7 @@ class RecipeTrainer(Trainer):
         batch_size, ranks = self.args.per_device_eval_batch_size, self.args.world_size
         sums = summed_loss(model, sequences, batch_size, rank=self.args.process_index, ranks=ranks)
         if ranks > 1:
-            sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
+            sums = self.accelerator.reduce(sums, "sum")
         return HeldOutLoss.of(sums)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from depthroute import residual as schemes
 from depthroute.convert.assembly import assemble
 from depthroute.convert.from_hf import convert_checkpoint
-from depthroute.convert.sources import decoder_of_folder, first_line, locate
+from depthroute.convert.sources import decoder_of_folder, locate
 from depthroute.convert.weights import TIED_HEAD, check_keys, weights_of_folder
 from depthroute.models import DepthRoutedConfig, DepthRoutedForCausalLM
 
@@ -37,20 +37,6 @@ def decoder_at_hand(checkpoint: str) -> PreTrainedConfig | None:
     if not folder.is_dir():
         return None
     return _routed_config(folder).decoder if _is_routed(folder) else decoder_of_folder(folder)
-
-
-def decoder_of(checkpoint: str) -> PreTrainedConfig:
-    """`decoder_at_hand`, or what config.json on the hub says. FileNotFoundError where neither is to be had."""
-    decoder = decoder_at_hand(checkpoint)
-    if decoder is not None:
-        return decoder
-    try:
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"model.checkpoint {checkpoint!r}: its config.json is neither here nor on the hub: {first_line(error)}"
-        ) from None
-    return config.decoder if isinstance(config, DepthRoutedConfig) else config
 
 
 def _is_routed(folder: Path) -> bool:
