@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +19,34 @@ from depthroute.ops.register import fused_read
 BACKENDS = ("auto", "reference", "triton")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _TRITON_INSTALLED = find_spec("triton") is not None
+
+
+@overload
+def depth_mix(
+    sources: Sequence[Tensor] | Tensor,
+    query: Tensor,
+    *,
+    num_heads: int = ...,
+    norm_weight: Tensor | None = ...,
+    eps: float = ...,
+    scale: float = ...,
+    return_weights: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def depth_mix(
+    sources: Sequence[Tensor] | Tensor,
+    query: Tensor,
+    *,
+    num_heads: int = ...,
+    norm_weight: Tensor | None = ...,
+    eps: float = ...,
+    scale: float = ...,
+    return_weights: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def depth_mix(

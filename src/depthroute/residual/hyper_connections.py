@@ -48,26 +48,54 @@ class HyperConnection(nn.Module):
             nn.init.constant_(self.alpha_scale, 0.01)
             nn.init.constant_(self.beta_scale, 0.01)
 
-    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """Streams (B, T, n, D) -> alpha (..., n, 1 + n): A_m and A_r side by side, and beta (..., n, 1).
+    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Streams (B, T, n, D) -> weights to read (..., n), to mix (..., n, n) and to write (..., n).
 
-        Static weights have no leading axes, dynamic ones have (B, T).
+        The leading axes are (B, T) in the dynamic form, and none in the static one.
         """
-        alpha = torch.cat([self.read_weight[:, None], self.mix_weight], dim=1)
-        beta = self.write_weight[:, None]
+        read: Tensor = self.read_weight
+        mix: Tensor = self.mix_weight
+        write: Tensor = self.write_weight
         if self.dynamic:
             normed = F.rms_norm(streams, (streams.shape[-1],), self.norm_weight.to(streams.dtype), 1e-6)
-            alpha = alpha + self.alpha_scale * torch.tanh(normed @ self.dynamic_alpha.to(normed.dtype))
-            beta = beta + self.beta_scale * torch.tanh(normed @ self.dynamic_beta.to(normed.dtype))
-        return alpha, beta
+            alpha = self.alpha_scale * torch.tanh(normed @ self.dynamic_alpha.to(normed.dtype))
+            beta = self.beta_scale * torch.tanh(normed @ self.dynamic_beta.to(normed.dtype))
+            read, mix, write = read + alpha[..., 0], mix + alpha[..., 1:], write + beta[..., 0]
+        return read, mix, write
 
 
-class HyperConnections(Residual):
-    """Hyper-connections, static or dynamic (arXiv 2409.19606).
+class Streams(Residual):
+    """n residual streams that every site reads, mixes and writes by weights of its own.
 
     State: (streams,) with streams (B, T, n, D), copies of the embedding at the start; between a read and its write
-    (mixed streams, beta). The streams keep the stock model's dtype under autocast. finish() is their sum.
+    (mixed streams, write weights). The streams keep the stock model's dtype under autocast. finish() is their sum.
+    `connections[site]` maps the streams to weights: to read (..., n), to mix (..., n, n) from old to new, to write.
     """
+
+    connections: nn.ModuleList
+
+    def start(self, x: Tensor) -> State:
+        return (torch.stack([x] * self.options.num_streams, dim=-2),)
+
+    def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
+        (streams,) = state
+        # Autocast would round the streams: weights and mixing are computed in the streams' own dtype.
+        with torch.autocast(streams.device.type, enabled=False):
+            read, mix, write = (weight.to(streams.dtype) for weight in self.connections[site](streams))
+            x = _mix(read.unsqueeze(-1), streams).squeeze(-2)
+            mixed = _mix(mix, streams)
+        return norm(x), (mixed, write)
+
+    def write(self, state: State, y: Tensor, site: int) -> State:
+        streams, weight = state
+        return (streams + weight.unsqueeze(-1) * y.unsqueeze(-2),)
+
+    def finish(self, state: State) -> Tensor:
+        return state[0].sum(-2)
+
+
+class HyperConnections(Streams):
+    """Hyper-connections, static or dynamic (arXiv 2409.19606)."""
 
     @dataclass(frozen=True)
     class Options:
@@ -88,26 +116,8 @@ class HyperConnections(Residual):
             for site in range(self.num_sites - 1)
         )
 
-    def start(self, x: Tensor) -> State:
-        return (torch.stack([x] * self.options.num_streams, dim=-2),)
 
-    def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
-        (streams,) = state
-        # Autocast would round the streams: weights and mixing are computed in the streams' own dtype.
-        with torch.autocast(streams.device.type, enabled=False):
-            alpha, beta = self.connections[site](streams)
-            mixed = mix_streams(alpha.to(streams.dtype), streams)
-        return norm(mixed[..., 0, :]), (mixed[..., 1:, :], beta.to(streams.dtype))
-
-    def write(self, state: State, y: Tensor, site: int) -> State:
-        streams, beta = state
-        return (streams + beta * y.unsqueeze(-2),)
-
-    def finish(self, state: State) -> Tensor:
-        return state[0].sum(-2)
-
-
-def mix_streams(weights: Tensor, streams: Tensor) -> Tensor:
+def _mix(weights: Tensor, streams: Tensor) -> Tensor:
     """(..., n, m), (B, T, n, D) -> (B, T, m, D): a sum of n products, which a compiler fuses and a GEMM would not."""
     terms = [w.unsqueeze(-1) * s.unsqueeze(-2) for w, s in zip(weights.unbind(-2), streams.unbind(-2), strict=True)]
     total = terms[0]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthroute.residual.base import Residual, State
-from depthroute.residual.hyper_connections import mix_streams
+from depthroute.residual.hyper_connections import Streams
 from depthroute.residual.initialization import fill_
 from depthroute.residual.options import check_count
 
@@ -45,7 +44,7 @@ class ManifoldConnection(nn.Module):
         fill_(self.mix_bias, 8.0 * torch.eye(self.num_streams) - 8.0)
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Streams (B, T, n, D) -> pre (B, T, n), post (B, T, n), mix (B, T, n, n): row i makes the new stream i."""
+        """Streams (B, T, n, D) -> weights to read (B, T, n), to mix (B, T, n, n) and to write (B, T, n)."""
         n, dtype = self.num_streams, streams.dtype
         x = streams.flatten(-2)
         logits = F.rms_norm(x, (x.shape[-1],), eps=1e-6) @ self.weight.to(dtype)
@@ -54,7 +53,7 @@ class ManifoldConnection(nn.Module):
         pre = torch.sigmoid(a_pre * pre + self.pre_bias.to(dtype))
         post = 2 * torch.sigmoid(a_post * post + self.post_bias.to(dtype))
         mix = sinkhorn(a_mix * mix.unflatten(-1, (n, n)) + self.mix_bias.to(dtype), self.iterations)
-        return pre, post, mix
+        return pre, mix.transpose(-2, -1), post  # the paper's row i makes the new stream i
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
@@ -66,12 +65,8 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     return matrix
 
 
-class Mhc(Residual):
-    """Manifold-constrained hyper-connections (arXiv 2512.24880).
-
-    State: (streams,) with streams (B, T, n, D), copies of the embedding at the start; between a read and its write
-    (mixed streams, post). The streams keep the stock model's dtype under autocast. finish() is their sum.
-    """
+class Mhc(Streams):
+    """Manifold-constrained hyper-connections (arXiv 2512.24880)."""
 
     @dataclass(frozen=True)
     class Options:
@@ -91,22 +86,3 @@ class Mhc(Residual):
             ManifoldConnection(self.width, options.num_streams, site, options.iterations)
             for site in range(self.num_sites - 1)
         )
-
-    def start(self, x: Tensor) -> State:
-        return (torch.stack([x] * self.options.num_streams, dim=-2),)
-
-    def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
-        (streams,) = state
-        # Autocast would round the streams: weights and mixing are computed in the streams' own dtype.
-        with torch.autocast(streams.device.type, enabled=False):
-            pre, post, mix = self.connections[site](streams)
-            x = mix_streams(pre.unsqueeze(-1), streams).squeeze(-2)
-            streams = mix_streams(mix.transpose(-2, -1), streams)
-        return norm(x), (streams, post)
-
-    def write(self, state: State, y: Tensor, site: int) -> State:
-        streams, post = state
-        return (streams + post.unsqueeze(-1) * y.unsqueeze(-2),)
-
-    def finish(self, state: State) -> Tensor:
-        return state[0].sum(-2)
