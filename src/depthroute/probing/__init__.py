@@ -1,6 +1,19 @@
-"""What the queries of a model read, found by watching the model run."""
+"""What the queries of a model read and learned, found by watching the model run."""
 
+from depthroute.probing.collinearity import source_collinearity
+from depthroute.probing.disagreement import at_equal_sources, subspace_disagreement
+from depthroute.probing.folder import print_probe, probe_folder
+from depthroute.probing.heads import head_maps
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.probing.taps import tap_reads
 
-__all__ = ["mean_read_weights", "tap_reads"]
+__all__ = [
+    "at_equal_sources",
+    "head_maps",
+    "mean_read_weights",
+    "print_probe",
+    "probe_folder",
+    "source_collinearity",
+    "subspace_disagreement",
+    "tap_reads",
+]

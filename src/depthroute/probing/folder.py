@@ -1,0 +1,209 @@
+"""A saved model in, what its queries learned out: every probe that fits its scheme, in one pass over held-out text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import depthroute
+from depthroute.data.sources import documents
+from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
+from depthroute.models.causal_lm import DepthRoutedForCausalLM
+from depthroute.probing.collinearity import CollinearityProbe
+from depthroute.probing.disagreement import DisagreementProbe
+from depthroute.probing.heads import HeadProbe
+from depthroute.probing.text_pass import Observer, pass_over
+from depthroute.residual import DepthRead
+
+RECORD = "probe.json"
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_LONGEST_SEQUENCE = 2048
+_CHARACTERS_PER_TOKEN = 16  # more than any text needs: what lies beyond is not worth tokenising
+
+
+def probe_folder(
+    folder: str | Path,
+    *,
+    text: str | Path | Sequence[str | Path] | None = None,
+    tokens: int = 2**16,
+    sequence_length: int | None = None,
+    slices: int = 4,
+    draws: int = 8,
+    seed: int = 0,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Probe a saved model with its own tokenizer, and write what was found into probe.json.
+
+    Args:
+        folder: a run folder (its `final/` is probed) or a model folder.
+        text: a source of `depthroute.data.documents` (of a hub dataset its split "validation"); the held-out part of
+            the embedded corpus by default. Documents go to two halves of the text in turn.
+        tokens: how many to look at, at most.
+        sequence_length: of the model's input; what a run was trained on by default, else the model's own limit, at
+            most 2,048.
+        slices, draws, seed: as in `subspace_disagreement`.
+        out: the file to write; `folder`/probe.json by default.
+
+    Returns what is written: about the model, the text and the device; `collinearity` as `source_collinearity`,
+    `heads` as `head_maps`, and `disagreement` as `subspace_disagreement`, None for H > 1. On the GPU where there is
+    one. Raises FileNotFoundError where there is no model, tokenizer or text; ValueError for a scheme without reads, a
+    tokenizer with more tokens than the model, and values out of range; TypeError for another kind of model.
+    """
+    for name, value in ("tokens", tokens), ("sequence_length", sequence_length):
+        if value is not None and value < 2:
+            raise ValueError(f"{name} is {value}; wanted at least 2")
+    folder = Path(folder).expanduser()
+    model, tokenizer = _load(folder)
+    num_heads = _route_heads(model, folder)
+    length = sequence_length or _trained_length(folder) or min(_LONGEST_SEQUENCE, model.config.max_position_embeddings)
+    source = "embedded" if text is None else text
+    batches = _batches(documents(source, split="validation"), Encoder(tokenizer), tokens, length)
+    disagreement = DisagreementProbe(slices=slices, draws=draws, seed=seed) if num_heads == 1 else None
+    heads, collinearity = HeadProbe(draws=draws, seed=seed), CollinearityProbe()
+    probes: list[Observer] = [heads, collinearity]
+    if disagreement is not None:
+        probes.append(disagreement)
+    counted = pass_over(model, batches, *probes)
+    result = {
+        "model": folder.resolve().name,
+        "residual": model.config.residual,
+        "num_heads": num_heads,
+        "text": _name(source),
+        "tokens": sum(counted),
+        "sequence_length": length,
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "versions": {"depthroute": depthroute.__version__, "torch": torch.__version__},
+        "collinearity": collinearity.result(model, sum(counted)),
+        "disagreement": None if disagreement is None else disagreement.result(model, sum(counted)),
+        "heads": heads.result(model, counted),
+    }
+    _write(Path(out) if out is not None else folder / RECORD, result)
+    return result
+
+
+def print_probe(result: dict[str, Any], console: Console | None = None) -> None:
+    """A short table of what `probe_folder` found."""
+    table = Table(title=f"{result['model']}: {result['tokens']:,} tokens of {result['text']}", title_justify="left")
+    table.add_column("reading")
+    for name in ("trained", "random queries", "excess"):
+        table.add_column(name, justify="right")
+    for row in _rows(result):
+        table.add_row(*row)
+    (console or Console()).print(table)
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    source = folder / "final" if (folder / "final").is_dir() else folder
+    if not (source / "config.json").is_file():
+        raise FileNotFoundError(f"folder: no model in {folder}, there is no config.json")
+    if not any((source / name).is_file() for name in _TOKENIZERS):
+        raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
+    tokenizer = load_tokenizer(source)
+    model: Any = AutoModelForCausalLM.from_pretrained(source)
+    if not isinstance(model, DepthRoutedForCausalLM):
+        raise TypeError(f"folder: {source} holds a {type(model).__name__}; wanted a DepthRoutedForCausalLM")
+    if vocabulary_size(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"folder: the tokenizer in {source} has {vocabulary_size(tokenizer)} tokens, "
+            f"the model only {model.config.vocab_size}"
+        )
+    device: Any = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer
+
+
+def _trained_length(folder: Path) -> int | None:
+    """The sequence length in the recipe of a run; positions beyond it say nothing about what was learned."""
+    recipe = folder / "recipe.yaml"
+    if not recipe.is_file():
+        return None
+    import yaml
+
+    return yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["sequence_length"]
+
+
+def _route_heads(model: Any, folder: Path) -> int:
+    reads = [module for module in model.model.residual.modules() if isinstance(module, DepthRead)]
+    if not reads:
+        scheme = model.config.residual["scheme"]
+        raise ValueError(f"folder: the model in {folder} has the scheme {scheme!r}, which reads nothing over depth")
+    return reads[0].num_heads
+
+
+def _batches(texts: Iterator[str], encode: Encoder, tokens: int, length: int) -> Iterator[dict[str, Tensor]]:
+    """One sequence of at most `length` tokens at a time, with the half of the text that it is from.
+
+    A document goes to the half that has fewer tokens so far, so that the halves share no document.
+    """
+    room = [tokens - tokens // 2, tokens // 2]
+    left: list[list[int]] = [[], []]
+    for text in texts:
+        half = int(room[1] > room[0])
+        (ids,) = encode([text[: _CHARACTERS_PER_TOKEN * room[half]]])
+        left[half] += ids[: room[half]].tolist()
+        room[half] -= min(len(ids), room[half])
+        while len(left[half]) >= length:
+            yield _sequence(left[half][:length], half)
+            del left[half][:length]
+        if not any(room):
+            break
+    for half, rest in enumerate(left):
+        if rest:
+            yield _sequence(rest, half)
+
+
+def _sequence(ids: list[int], half: int) -> dict[str, Tensor]:
+    return {"input_ids": torch.tensor([ids]), "half": torch.tensor([half])}
+
+
+def _name(source: str | Path | Sequence[str | Path]) -> str:
+    """A name of the text that does not tell where it lay on this machine."""
+    if source == "embedded":
+        return "the embedded corpus, held-out documents"
+    names = [source] if isinstance(source, str | Path) else list(source)
+    return ", ".join(Path(name).name if Path(name).is_absolute() else str(name) for name in names)
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """The file is there whole, or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    found, heads = result["disagreement"], result["heads"]
+    if found is not None:
+        for arrangement in ("contiguous", "interleaved", "equal_strength"):
+            label = f"KL of {found['slices']} slices, {arrangement.replace('_', ' ')} (nats)"
+            yield _beside_null(label, found[arrangement], "kl")
+    if heads["deviation"] is not None:
+        deviation = heads["deviation"]
+        yield _beside_null("largest deviation of a head from their mean", deviation["largest"], "largest")
+        for key, label in (("split_half", "the same on disjoint text"), ("between_heads", "between heads")):
+            yield f"correlation of deviations, {label}", *(_number(deviation[key][side]) for side in ("r", "null")), ""
+    yield "cosine of two sources", _number(result["collinearity"]["cosine"]), "", ""
+    yield "entropy of a read (1: even)", _number(heads["relative_entropy"]), "", ""
+    read = sorted(heads["sources"], key=lambda source: -source["relative_weight"])[:3]
+    for source in read:
+        yield f"weight on {source['source']} (1: an even share)", _number(source["relative_weight"]), "", ""
+
+
+def _beside_null(label: str, reading: dict[str, Any], key: str) -> tuple[str, ...]:
+    spread = "" if reading["null_sd"] is None else f" ± {reading['null_sd']:.3f}"
+    return label, _number(reading[key]), f"{_number(reading['null'])}{spread}", f"{reading['excess']:+.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.3f}"
