@@ -273,8 +273,8 @@ def backward(
         _backward_kernel[(programs,)](
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
-            plain(grad), newest if rstd_grad is None else plain(rstd_grad),
-            plain(mix), plain(lse), plain(newest), lse_in, plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
+            plain(grad), newest if rstd_grad is None else plain(rstd_grad), plain(mix), plain(lse), plain(newest),
+            lse_in, plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
             partial_grad, normaliser_grad, parts, norm_parts,
             m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,

@@ -26,6 +26,8 @@ from depthroute.ops.two_phase.register import inter, merge
 
 State = tuple[Tensor, ...]
 
+RMS_NORMS = ("Qwen3RMSNorm", "Qwen2RMSNorm", "LlamaRMSNorm", "MistralRMSNorm")
+
 
 class _Open(NamedTuple):
     """A state taken apart."""
@@ -80,7 +82,7 @@ class Engine:
             open_ = self._open_tile(open_, site, reads)
         first = self.plan.num_finished(site)
         partial, lse = (open_.partials[0], open_.lses[0]) if open_.partials else (None, None)
-        norm_eps = None if norm is None else fusable_eps(norm)
+        norm_eps = None if norm is None else fusable_eps(norm, open_.sources[0])
         merged = merge(
             partial,
             lse,
@@ -156,13 +158,16 @@ def partial_rows(kernels: bool) -> int:
     return parts()
 
 
-def fusable_eps(norm: nn.Module) -> float | None:
-    """The eps of a norm module that `merge` can apply itself; None for any other, which is simply called.
+def fusable_eps(norm: nn.Module, source: Tensor) -> float | None:
+    """The eps of a norm module that `merge` can apply itself to a mix of such sources; None for any other.
 
-    That is the RMSNorm of transformers' decoders: a weight and `variance_epsilon`, nothing else, computed in fp32.
+    That is the RMSNorm of transformers' decoders: a weight and `variance_epsilon`, computed in fp32, and nobody who
+    watches the module by a hook. Without autocast, a weight of another dtype would change that of the result.
     """
-    if type(norm).__name__ not in ("Qwen3RMSNorm", "Qwen2RMSNorm", "LlamaRMSNorm", "MistralRMSNorm"):
+    if type(norm).__name__ not in RMS_NORMS or source.dtype == torch.float64:
         return None
     if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
-        return None  # someone watches it
+        return None
+    if norm.weight.dtype != source.dtype and not torch.is_autocast_enabled(source.device.type):
+        return None
     return float(norm.variance_epsilon)  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""The Triton kernels of the two phases: interpreted on the CPU at small shapes, compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from depthroute.ops.kernels import two_phase as kernels
+from depthroute.ops.kernels.settings import obstacle, overriding
+from depthroute.ops.two_phase import algebra, gated_merge, inter
+from ops.cases import on_every_target, on_gpu
+from ops.engine_chains import error, inputs, make, results
+
+FP32 = 1e-5
+
+
+def bound(dtype):
+    """In 16 bits sums are taken from rounded products, and outputs are rounded."""
+    return {torch.float32: FP32, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}[dtype]
+
+
+class Draw:
+    """Random tensors of a read of T tokens, as the ops want them."""
+
+    def __init__(self, target, tokens, width, heads, seed=0):
+        (self.device, self.dtype), self.tokens, self.width, self.heads = target, tokens, width, heads
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.generator).to(self.device)
+
+    def row(self):
+        return self.normal(self.tokens, self.width).to(self.dtype)
+
+    def stat(self):
+        return self.normal(self.tokens, self.heads).abs() + 0.5
+
+    def weight(self, *rows):
+        return self.normal(*rows, self.width) * (self.heads / self.width) ** 0.5
+
+
+def flat(result):
+    tensors = []
+    for part in result:
+        tensors += [part] if isinstance(part, torch.Tensor) else list(part)
+    return tensors
+
+
+def assert_close(actual, expected, dtype):
+    actual, expected = flat(actual), flat(expected)
+    assert len(actual) == len(expected)
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        if b.numel():
+            assert error([a], [b]) <= bound(dtype), i
+
+
+# (sources, sites, width, heads, tokens): heads of 12 and 20 channels, of one and several chunks, more sources than one
+# step of the kernel takes, more sites than the narrow tile has.
+INTER = [(1, 1, 24, 2, 2), (5, 3, 40, 2, 3), (19, 2, 20, 1, 2), (3, 10, 12, 3, 1), (2, 3, 288, 1, 2)]
+
+
+@on_every_target
+@pytest.mark.parametrize("case", INTER, ids=str)
+def test_inter_forward_and_backward_equal_the_algebra(target, case, poisoned_memory):
+    n, s, width, heads, tokens = case
+    draw = Draw(target, tokens, width, heads)
+    sources, rstd, weight = [draw.row() for _ in range(n)], [draw.stat() for _ in range(n)], draw.weight(s)
+    forward = kernels.inter_forward(sources, rstd, weight, heads)
+    expected = algebra.inter_forward(sources, rstd, weight, heads)
+    assert_close(forward, expected, target[1])
+    # Some sums so far are absent.
+    addends = [draw.row() if i % 2 else None for i in range(n)]
+    rstd_addends = [None if i % 3 == 1 else draw.stat() for i in range(n)]
+    upstream, normalisers = [draw.row() for _ in range(s)], [draw.stat() for _ in range(s)]
+    arguments = (upstream, normalisers, sources, rstd, weight, expected[1], heads, addends, rstd_addends)
+    assert_close(kernels.inter_backward(*arguments), algebra.inter_backward(*arguments), target[1])
+
+
+# One head with a norm is no case: the norm's gradient is orthogonal to the mix, and the normaliser's zero.
+# (sources, has an inter read, has a norm, width, heads, tokens)
+MERGE = [(1, False, False, 24, 2, 3), (1, True, True, 20, 2, 1), (3, True, False, 40, 2, 5), (4, False, True, 36, 3, 2)]
+
+
+@on_every_target
+@pytest.mark.parametrize("case", MERGE, ids=str)
+def test_merge_forward_and_backward_equal_the_algebra(target, case, poisoned_memory):
+    m, has_inter, has_norm, width, heads, tokens = case
+    draw = Draw(target, tokens, width, heads)
+    partial, lse_in = (draw.row(), draw.stat()) if has_inter else (None, None)
+    sources, rstd = [draw.row() for _ in range(m)], [draw.stat() for _ in range(m - 1)]
+    weight, gamma = draw.weight(1).expand(3, width), draw.weight(1)[0].to(target[1]) if has_norm else None
+    expected = algebra.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
+    actual = kernels.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
+    assert_close(actual, expected, target[1])
+    mix, lse, newest, _ = expected
+    addends = [draw.row() if i % 2 else None for i in range(m)]
+    rstd_addends = [None if i % 2 else draw.stat() for i in range(m - 1)]
+    arguments = (draw.row(), draw.stat() if has_inter else None, mix, lse, newest, lse_in, sources, rstd, weight, gamma,
+                 heads, 1e-5, addends, rstd_addends)  # fmt: skip
+    actual, expected = kernels.merge_backward(*arguments), algebra.merge_backward(*arguments)
+    # The weight's gradient comes in parts that only their sum defines.
+    actual, expected = ((*each[:3], each[3].sum(0), each[4]) for each in (actual, expected))
+    assert_close(actual, expected, target[1])
+
+
+@on_every_target
+def test_the_gated_form_equals_the_algebra(target, poisoned_memory):
+    draw = Draw(target, 5, 40, 2)
+    sources = [draw.row().requires_grad_() for _ in range(2)]
+    rstd = [draw.stat() for _ in sources]
+    weight, null, gate = (
+        draw.weight(1).requires_grad_(),
+        draw.weight().requires_grad_(),
+        draw.normal(1).requires_grad_(),
+    )
+    stream, upstream = draw.normal(5, 40).requires_grad_(), draw.normal(5, 40)
+    found = []
+    for use_kernels in (True, False):
+        partials, lses, _, _ = inter(sources, rstd, weight, 2, use_kernels)
+        out = gated_merge(stream, gate, partials[0], lses[0], null, weight[0], 2, 1e-6, kernels=use_kernels)
+        found.append([out, *torch.autograd.grad(out, [stream, gate, null, weight, *sources], upstream)])
+    assert_close(*found, target[1])
+
+
+@on_every_target
+def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memory):
+    device, dtype = target
+    options = {"norm": True, "dtype": dtype, "device": device, "width": 24}
+    x, upstream = inputs(24, dtype, device, (1, 3))
+    found = results(make(5, mode="kernels", **options), x, upstream)
+    expected = results(
+        make(5, mode="reference", **options).float(), x.detach().float().requires_grad_(), upstream.float()
+    )
+    plain = results(make(5, mode="reference", **options), x, upstream)
+    limit = FP32 if dtype == torch.float32 else 2 * error(plain, expected)  # few tokens: errors scatter
+    assert error(found, expected) <= limit
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("sites", "width", "heads"), [(33, 512, 4), (73, 1280, 8), (17, 1024, 1), (25, 1280, 1), (129, 96, 2)]
+)
+def test_long_chains_are_as_good_as_the_reference_and_equal_from_run_to_run(dtype, sites, width, heads):
+    options = {"width": width, "heads": heads, "device": "cuda"}
+    x, upstream = inputs(width, dtype, "cuda", (2, 37))
+    exact = make(sites, mode="reference", dtype=torch.float64, **options)
+    exact = results(exact, x.detach().double().requires_grad_(), upstream.double())
+    chain, plain = (make(sites, mode=mode, dtype=torch.float32, **options) for mode in ("kernels", "reference"))
+    found, again, beside = results(chain, x, upstream), results(chain, x, upstream), results(plain, x, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True) if a is not None)
+    assert error(found[:2], exact[:2]) <= max(1e-5, 1.5 * error(beside[:2], exact[:2]))
+    assert error([stack(found)], [stack(exact)]) <= max(1e-5, 1.5 * error([stack(beside)], [stack(exact)]))
+
+
+def stack(result):
+    """The gradients of all parameters in one vector."""
+    return torch.cat([tensor.flatten().double() for tensor in result[2:] if tensor is not None])
+
+
+@on_gpu
+def test_a_chain_replays_from_a_cuda_graph():
+    options = {"width": 512, "heads": 4, "device": "cuda", "dtype": torch.bfloat16, "mode": "kernels"}
+    chain = make(9, **options)
+    x, upstream = inputs(512, torch.bfloat16, "cuda", (2, 64))
+    expected = results(chain, x, upstream)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        results(chain, x, upstream)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results(chain, x, upstream)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True) if a is not None)
+
+
+@on_gpu
+@pytest.mark.parametrize("compiled", ["aot_eager", "inductor"])
+def test_a_compiled_chain_equals_an_eager_one(compiled):
+    torch._dynamo.reset()
+    options = {"width": 256, "heads": 2, "device": "cuda", "dtype": torch.float32, "mode": "kernels", "norm": True}
+    x, upstream = inputs(256, torch.float32, "cuda", (2, 37))
+    chain = make(9, **options)
+    expected = results(chain, x, upstream)
+    out = torch.compile(chain, fullgraph=True, backend=compiled)(x)
+    found = [out.detach(), *torch.autograd.grad((out * upstream).sum(), [x, *chain.parameters()], allow_unused=True)]
+    assert error(found, expected) <= FP32
+
+
+def test_strided_sources_and_gradients_give_the_same_result():
+    if torch.cuda.is_available():
+        pytest.skip("interpreted only without a CUDA device; strides are made plain before any kernel runs")
+    draw = Draw(("cpu", torch.float32), 3, 24, 2)
+    sources, rstd, weight = [draw.row() for _ in range(2)], [draw.stat()], draw.weight(1).expand(3, 24)
+    strided = [torch.stack([source, source], -1)[..., 0] for source in sources]
+    upstream = torch.ones(1, 1).expand(3, 24)
+    found = []
+    for own, grad in ((sources, upstream.contiguous()), (strided, upstream)):
+        mix, lse, newest, _ = kernels.merge_forward(None, None, own, rstd, weight, None, 2, 1e-6, 0.0)
+        grads = kernels.merge_backward(grad, None, mix, lse, newest, None, own, rstd, weight, None, 2, 0.0)
+        found.append(flat((mix, lse, newest, *grads)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_settings_can_be_replaced_for_a_while():
+    from depthroute.ops.kernels.settings import merge_tile
+
+    chosen = merge_tile(8, 160, "backward")
+    with overriding(merge_backward_warps=16):
+        assert merge_tile(8, 160, "backward").warps == 16
+    assert merge_tile(8, 160, "backward") == chosen
+
+
+def test_rows_too_wide_for_the_kernels_are_named():
+    assert obstacle(torch.empty(1, 1280), 8) is None
+    assert obstacle(torch.empty(1, 1280), 1) is None
+    assert obstacle(torch.empty(1, 4096), 8) is None
+    assert "too wide" in obstacle(torch.empty(1, 16384), 8)
+    assert "too wide" in obstacle(torch.empty(1, 4096), 1)
