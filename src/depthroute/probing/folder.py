@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -19,7 +20,7 @@ from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
 from depthroute.probing.collinearity import CollinearityProbe
-from depthroute.probing.disagreement import DisagreementProbe
+from depthroute.probing.disagreement import ARRANGEMENTS, DisagreementProbe
 from depthroute.probing.heads import HeadProbe
 from depthroute.probing.text_pass import Observer, pass_over
 from depthroute.residual import DepthRead
@@ -67,7 +68,7 @@ def probe_folder(
     num_heads = _route_heads(model, folder)
     length = sequence_length or _trained_length(folder) or min(_LONGEST_SEQUENCE, model.config.max_position_embeddings)
     source = "embedded" if text is None else text
-    batches = _batches(documents(source, split="validation"), Encoder(tokenizer), tokens, length)
+    batches = sequences_in_halves(documents(source, split="validation"), Encoder(tokenizer), tokens, length)
     disagreement = DisagreementProbe(slices=slices, draws=draws, seed=seed) if num_heads == 1 else None
     heads, collinearity = HeadProbe(draws=draws, seed=seed), CollinearityProbe()
     probes: list[Observer] = [heads, collinearity]
@@ -75,7 +76,7 @@ def probe_folder(
         probes.append(disagreement)
     counted = pass_over(model, batches, *probes)
     result = {
-        "model": folder.resolve().name,
+        "model": _model_name(folder),
         "residual": model.config.residual,
         "num_heads": num_heads,
         "text": _name(source),
@@ -94,7 +95,8 @@ def probe_folder(
 
 def print_probe(result: dict[str, Any], console: Console | None = None) -> None:
     """A short table of what `probe_folder` found."""
-    table = Table(title=f"{result['model']}: {result['tokens']:,} tokens of {result['text']}", title_justify="left")
+    title = f"{result['model']}: {result['tokens']:,} tokens of {result['text']}"
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("reading")
     for name in ("trained", "random queries", "excess"):
         table.add_column(name, justify="right")
@@ -140,8 +142,8 @@ def _route_heads(model: Any, folder: Path) -> int:
     return reads[0].num_heads
 
 
-def _batches(texts: Iterator[str], encode: Encoder, tokens: int, length: int) -> Iterator[dict[str, Tensor]]:
-    """One sequence of at most `length` tokens at a time, with the half of the text that it is from.
+def sequences_in_halves(texts: Iterable[str], encode: Encoder, tokens: int, length: int) -> Iterator[dict[str, Tensor]]:
+    """Batches for `pass_over` of one sequence of at most `length` tokens each, `tokens` in all where there are so many.
 
     A document goes to the half that has fewer tokens so far, so that the halves share no document.
     """
@@ -166,6 +168,11 @@ def _sequence(ids: list[int], half: int) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([ids]), "half": torch.tensor([half])}
 
 
+def _model_name(folder: Path) -> str:
+    path = folder.resolve()
+    return path.parent.name if path.name == "final" else path.name
+
+
 def _name(source: str | Path | Sequence[str | Path]) -> str:
     """A name of the text that does not tell where it lay on this machine."""
     if source == "embedded":
@@ -185,19 +192,22 @@ def _write(path: Path, result: dict[str, Any]) -> None:
 def _rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     found, heads = result["disagreement"], result["heads"]
     if found is not None:
-        for arrangement in ("contiguous", "interleaved", "equal_strength"):
-            label = f"KL of {found['slices']} slices, {arrangement.replace('_', ' ')} (nats)"
+        for arrangement in ARRANGEMENTS:
+            label = f"KL of {found['slices']} slices, {arrangement.replace('_', ' ')}"
             yield _beside_null(label, found[arrangement], "kl")
     if heads["deviation"] is not None:
-        deviation = heads["deviation"]
-        yield _beside_null("largest deviation of a head from their mean", deviation["largest"], "largest")
-        for key, label in (("split_half", "the same on disjoint text"), ("between_heads", "between heads")):
-            yield f"correlation of deviations, {label}", *(_number(deviation[key][side]) for side in ("r", "null")), ""
+        yield from _deviation_rows(heads["deviation"])
     yield "cosine of two sources", _number(result["collinearity"]["cosine"]), "", ""
-    yield "entropy of a read (1: even)", _number(heads["relative_entropy"]), "", ""
-    read = sorted(heads["sources"], key=lambda source: -source["relative_weight"])[:3]
-    for source in read:
-        yield f"weight on {source['source']} (1: an even share)", _number(source["relative_weight"]), "", ""
+    yield "entropy of a read (even: 1)", _number(heads["relative_entropy"]), "", ""
+    for source in sorted(heads["sources"], key=lambda source: -source["relative_weight"])[:3]:
+        yield f"weight on {source['source']} (even: 1)", _number(source["relative_weight"]), "", ""
+
+
+def _deviation_rows(deviation: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    yield _beside_null("largest deviation of a head", deviation["largest"], "largest")
+    chance = f"correlation of heads (by chance {deviation['between_heads']['by_centring']:.2f})"
+    for label, key in ("its correlation on other text", "split_half"), (chance, "between_heads"):
+        yield label, _number(deviation[key]["r"]), _number(deviation[key]["null"]), ""
 
 
 def _beside_null(label: str, reading: dict[str, Any], key: str) -> tuple[str, ...]:
