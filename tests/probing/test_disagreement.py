@@ -188,3 +188,12 @@ def test_models_are_compared_at_the_source_counts_that_they_share():
 def test_what_cannot_be_probed_is_refused(residual, options, message):
     with pytest.raises(ValueError, match=message):
         subspace_disagreement(routed(residual), [tokens(batch=1, length=4)], **options)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_the_cpu_finds():
+    model = single()
+    here = subspace_disagreement(model, [tokens()], draws=2)
+    there = subspace_disagreement(model.cuda(), [tokens()], draws=2)
+    for left, right in zip(here["sites"], there["sites"], strict=True):
+        assert right["contiguous"] == pytest.approx(left["contiguous"], rel=1e-3, abs=1e-6)

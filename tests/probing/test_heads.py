@@ -170,3 +170,13 @@ def test_what_cannot_be_probed_is_refused():
         head_maps(routed({"scheme": "additive"}), [tokens()])
     with pytest.raises(ValueError, match="draws is 0"):
         head_maps(multi(), [tokens()], draws=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_the_cpu_finds():
+    model = multi()
+    here = head_maps(model, [tokens()], draws=2)
+    there = head_maps(model.cuda(), [tokens()], draws=2)
+    assert there["deviation"]["largest"] == pytest.approx(here["deviation"]["largest"], rel=1e-3, abs=1e-6)
+    for left, right in zip(here["sites"], there["sites"], strict=True):
+        torch.testing.assert_close(torch.tensor(left["weights"]), torch.tensor(right["weights"]), rtol=1e-3, atol=1e-6)

@@ -2,9 +2,10 @@
 
 from depthroute.probing.collinearity import source_collinearity
 from depthroute.probing.disagreement import at_equal_sources, subspace_disagreement
-from depthroute.probing.folder import print_probe, probe_folder
+from depthroute.probing.folder import probe_folder
 from depthroute.probing.heads import head_maps
 from depthroute.probing.read_weights import mean_read_weights
+from depthroute.probing.table import print_probe
 from depthroute.probing.taps import tap_reads
 
 __all__ = [

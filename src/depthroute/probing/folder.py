@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +17,7 @@ from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
 from depthroute.probing.collinearity import CollinearityProbe
-from depthroute.probing.disagreement import ARRANGEMENTS, DisagreementProbe
+from depthroute.probing.disagreement import DisagreementProbe
 from depthroute.probing.heads import HeadProbe
 from depthroute.probing.text_pass import Observer, pass_over
 from depthroute.residual import DepthRead
@@ -91,18 +88,6 @@ def probe_folder(
     }
     _write(Path(out) if out is not None else folder / RECORD, result)
     return result
-
-
-def print_probe(result: dict[str, Any], console: Console | None = None) -> None:
-    """A short table of what `probe_folder` found."""
-    title = f"{result['model']}: {result['tokens']:,} tokens of {result['text']}"
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("reading")
-    for name in ("trained", "random queries", "excess"):
-        table.add_column(name, justify="right")
-    for row in _rows(result):
-        table.add_row(*row)
-    (console or Console()).print(table)
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
@@ -187,33 +172,3 @@ def _write(path: Path, result: dict[str, Any]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, path)
-
-
-def _rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    found, heads = result["disagreement"], result["heads"]
-    if found is not None:
-        for arrangement in ARRANGEMENTS:
-            label = f"KL of {found['slices']} slices, {arrangement.replace('_', ' ')}"
-            yield _beside_null(label, found[arrangement], "kl")
-    if heads["deviation"] is not None:
-        yield from _deviation_rows(heads["deviation"])
-    yield "cosine of two sources", _number(result["collinearity"]["cosine"]), "", ""
-    yield "entropy of a read (even: 1)", _number(heads["relative_entropy"]), "", ""
-    for source in sorted(heads["sources"], key=lambda source: -source["relative_weight"])[:3]:
-        yield f"weight on {source['source']} (even: 1)", _number(source["relative_weight"]), "", ""
-
-
-def _deviation_rows(deviation: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    yield _beside_null("largest deviation of a head", deviation["largest"], "largest")
-    chance = f"correlation of heads (by chance {deviation['between_heads']['by_centring']:.2f})"
-    for label, key in ("its correlation on other text", "split_half"), (chance, "between_heads"):
-        yield label, _number(deviation[key]["r"]), _number(deviation[key]["null"]), ""
-
-
-def _beside_null(label: str, reading: dict[str, Any], key: str) -> tuple[str, ...]:
-    spread = "" if reading["null_sd"] is None else f" ± {reading['null_sd']:.3f}"
-    return label, _number(reading[key]), f"{_number(reading['null'])}{spread}", f"{reading['excess']:+.3f}"
-
-
-def _number(value: float | None) -> str:
-    return "\N{EN DASH}" if value is None else f"{value:.3f}"
