@@ -129,6 +129,11 @@ def test_what_cannot_be_probed_is_refused(save, tmp_path):
         probe_folder(folder, text=tmp_path / "nowhere.jsonl")
     with pytest.raises(ValueError, match="slices is 7"):
         probe_folder(folder, text=lines(tmp_path), slices=7)
+    with pytest.raises(ValueError, match=r"sequence_length is 257; the model in .* has 256 positions"):
+        probe_folder(folder, sequence_length=257)
+    (folder / "recipe.yaml").write_text("data: [")
+    with pytest.raises(ValueError, match=r"recipe.yaml holds no data.sequence_length"):
+        probe_folder(folder)
     with pytest.raises(ValueError, match="tokens is 1"):
         probe_folder(folder, tokens=1)
     for path in folder.glob("tokenizer*"):

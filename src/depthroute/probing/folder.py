@@ -63,7 +63,7 @@ def probe_folder(
     folder = Path(folder).expanduser()
     model, tokenizer = _load(folder)
     num_heads = _route_heads(model, folder)
-    length = sequence_length or _trained_length(folder) or min(_LONGEST_SEQUENCE, model.config.max_position_embeddings)
+    length = _length(model, folder, sequence_length)
     source = "embedded" if text is None else text
     batches = sequences_in_halves(documents(source, split="validation"), Encoder(tokenizer), tokens, length)
     disagreement = DisagreementProbe(slices=slices, draws=draws, seed=seed) if num_heads == 1 else None
@@ -109,6 +109,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     return model.to(device).eval(), tokenizer
 
 
+def _length(model: Any, folder: Path, wanted: int | None) -> int:
+    positions = model.config.max_position_embeddings
+    length = wanted or _trained_length(folder) or min(_LONGEST_SEQUENCE, positions)
+    if length > positions:
+        raise ValueError(f"sequence_length is {length}; the model in {folder} has {positions} positions")
+    return length
+
+
 def _trained_length(folder: Path) -> int | None:
     """The sequence length in the recipe of a run; positions beyond it say nothing about what was learned."""
     recipe = folder / "recipe.yaml"
@@ -116,7 +124,10 @@ def _trained_length(folder: Path) -> int | None:
         return None
     import yaml
 
-    return yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["sequence_length"]
+    try:
+        return int(yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["sequence_length"])
+    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+        raise ValueError(f"folder: {recipe} holds no data.sequence_length; give sequence_length") from None
 
 
 def _route_heads(model: Any, folder: Path) -> int:
