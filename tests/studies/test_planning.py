@@ -9,6 +9,7 @@ from depthroute.training.recipe import load_recipe, recipe_folder
 from .conftest import STUDY
 
 SHIPPED = sorted((recipe_folder() / "studies").glob("*.yaml"))
+FROM_SCRATCH = [path for path in SHIPPED if path.stem != "mid-training"]
 FULL_SHAPE = {
     **STUDY,
     "recipe": {
@@ -54,21 +55,35 @@ def test_the_table_says_where_an_estimate_comes_from():
 def test_every_shipped_study_is_dry_run(path):
     found = plan(path)
     assert found.num_runs == sum(row.seeds for row in found.rows) > 1
-    assert found.hours > 0
-    for run in runs(load_study(path)):
-        assert run.recipe.optimizer.residual_weight_decay == run.recipe.optimizer.weight_decay == 0.1
-        assert run.recipe.optimizer.decay == "all"
+    assert found.tokens > 0
+    assert (found.hours > 0) == all(row.counted for row in found.rows)
+    assert found.name in str(found)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_study_has_the_temperature_control(path):
+@pytest.mark.parametrize("path", FROM_SCRATCH, ids=lambda path: path.stem)
+def test_every_study_from_scratch_decays_all_and_has_the_temperature_control(path):
     """`mhar` with one head at the temperature 1 / sqrt(H) of H = KV (of two, where there is one KV head)."""
-    controls = [run.recipe for run in runs(load_study(path)) if run.arm == "mhar-h1-scaled"]
+    recipes = [(run.arm, run.recipe) for run in runs(load_study(path))]
+    for _, recipe in recipes:
+        assert recipe.optimizer.residual_weight_decay == recipe.optimizer.weight_decay == 0.1
+        assert recipe.optimizer.decay == "all"
+    controls = [recipe for arm, recipe in recipes if arm == "mhar-h1-scaled"]
     assert controls
     for recipe in controls:
         heads = decoder_config(recipe.model.preset, **recipe.model.decoder).num_key_value_heads
         assert recipe.residual["num_heads"] == 1
         assert recipe.residual["scale"] == pytest.approx(max(heads, 2) ** -0.5)
+
+
+def test_a_checkpoint_that_is_not_here_is_planned_without_what_only_it_knows():
+    arms = {"control": {"residual": {"scheme": "additive"}}, "gated": {"residual": {"scheme": "delta_mhar"}}}
+    shared = {"model": {"checkpoint": "nobody/nothing"}, "data.tokenizer": "checkpoint", "training.steps": 2000}
+    study = {**STUDY, "arms": arms, "baseline": "control", "recipe": shared}
+    found = plan(study)
+    assert [row.counted for row in found.rows] == [False, False]
+    assert found.hours == 0
+    assert "?: of a checkpoint that is not on this machine" in str(found)
+    assert plan(study, tokens_per_second=1e5).hours == pytest.approx(found.tokens / 1e5 / 3600)
 
 
 def test_every_shipped_study_says_what_it_is_for():

@@ -90,15 +90,15 @@ def token_flops(
     )
 
 
-def recipe_flops(recipe: Recipe) -> TokenFlops:
-    """`token_flops` of the model that a recipe trains.
+def recipe_flops(recipe: Recipe) -> TokenFlops | None:
+    """`token_flops` of the model that a recipe trains; None for a checkpoint that is not on this machine.
 
     Nothing is fetched: the vocabulary of a preset is the recipe's own, else that of its tokenizer where it is at hand,
-    else the preset's. Raises ValueError for a checkpoint that is not at hand.
+    else the preset's.
     """
     decoder = decoder_at_hand(recipe.model.checkpoint) if recipe.model.checkpoint else _preset_decoder(recipe)
     if decoder is None:
-        raise ValueError(f"model.checkpoint {recipe.model.checkpoint!r} is not on this machine, so nothing is counted")
+        return None
     return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
 
 

@@ -21,7 +21,9 @@ def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str
     """
     finished = [row for row in table if row["status"] == "finished"]
     by_label = {run.label: run for run in runs}
-    counted = {name: recipe_flops(run.recipe) for name, run in by_label.items()}
+    counted = {name: flops for name, run in by_label.items() if (flops := recipe_flops(run.recipe)) is not None}
+    if len(counted) < len(by_label):
+        return {"fit": None, "warning": "the checkpoint of an arm is not here to be counted", "gains": []}
     scales = []
     for point in points(study):
         name = label(study.baseline, point)

@@ -44,9 +44,14 @@ class PlannedRuns:
     tokens_per_second: float
 
     @property
+    def counted(self) -> bool:
+        """False for a checkpoint that is not on this machine: its parameters and FLOPs stand as 0."""
+        return self.parameters > 0
+
+    @property
     def hours(self) -> float:
-        """GPU hours of training of all seeds, without start-up and evaluation."""
-        return self.seeds * self.tokens / self.tokens_per_second / 3600
+        """GPU hours of training of all seeds, without start-up and evaluation; 0 where no speed is known."""
+        return self.seeds * self.tokens / self.tokens_per_second / 3600 if self.tokens_per_second else 0.0
 
     @property
     def disc_bytes(self) -> int:
@@ -112,17 +117,19 @@ class Plan:
             table.add_row(
                 row.label,
                 str(row.seeds),
-                _short(row.parameters),
+                _short(row.parameters) if row.counted else "?",
                 f"{row.steps:,}",
                 _short(row.tokens),
-                f"{row.flops:.2e}",
-                f"{row.tokens_per_second:,.0f}",
-                f"{row.hours:,.2f}",
-                f"{_short(row.disc_bytes, 'G')}B",
+                f"{row.flops:.2e}" if row.counted else "?",
+                f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "?",
+                f"{row.hours:,.2f}" if row.tokens_per_second else "?",
+                f"{_short(row.disc_bytes, 'G')}B" if row.counted else "?",
             )
         return table
 
     def _caption(self) -> str:
+        if not all(row.counted for row in self.rows):
+            return f"In all {_short(self.tokens)} tokens. ?: of a checkpoint that is not on this machine."
         return (
             f"In all {_short(self.tokens)} tokens, {self.flops:.2e} FLOPs and {self.hours:,.1f} GPU hours of "
             f"training (start-up and evaluation come on top); {_short(self.disc_bytes, 'G')}B of final models, and for "
@@ -146,14 +153,14 @@ def plan(
     by_label: dict[str, list[Run]] = {}
     for run in runs(study):
         by_label.setdefault(run.label, []).append(run)
-    counted: dict[str, TokenFlops] = {}
+    counted: dict[str, TokenFlops | None] = {}
     rows = tuple(_planned(group, tokens_per_second, counted) for group in by_label.values())
     return Plan(
         study.name, rows, ESTIMATE if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s as given"
     )
 
 
-def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[str, TokenFlops]) -> PlannedRuns:
+def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[str, TokenFlops | None]) -> PlannedRuns:
     recipe = group[0].recipe
     key = json.dumps([recipe.model.model_dump(), recipe.data.tokenizer, recipe.residual, recipe.data.sequence_length])
     if key not in counted:
@@ -162,11 +169,11 @@ def _planned(group: list[Run], tokens_per_second: float | None, counted: dict[st
     return PlannedRuns(
         label=group[0].label,
         seeds=len(group),
-        parameters=flops.parameters,
+        parameters=flops.parameters if flops else 0,
         steps=recipe.training.steps,
         tokens=group[0].tokens,
-        flops=flops.total * group[0].tokens,
-        tokens_per_second=tokens_per_second or _estimated_speed(flops),
+        flops=flops.total * group[0].tokens if flops else 0.0,
+        tokens_per_second=tokens_per_second or (_estimated_speed(flops) if flops else 0.0),
     )
 
 
