@@ -48,15 +48,18 @@ def study(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; runs/NAME by default.")] = None,
     workers: Annotated[int | None, typer.Option(help="Runs at a time; one on each GPU by default.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="An arm to run now; give it once for each arm.")] = None,
+    reuse: Annotated[list[Path] | None, typer.Option(help="A study whose runs of the same recipes are taken.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the study needs, and run nothing.")] = False,
+    rate: Annotated[float | None, typer.Option(help="Tokens a second, for --dry-run.")] = None,
 ) -> None:
     """Run a grid of paired runs. Run it again to finish what is unfinished."""
     studies = load("studies", extra="train,report")
     if dry_run:
-        typer.echo(studies.plan(path, overrides=overrides or ()))
+        typer.echo(studies.plan(path, rate, overrides=overrides or ()))
         return
     folder = out or Path("runs") / studies.load_study(path, overrides or ()).name
-    result = studies.run_study(path, folder, workers, overrides=overrides or ())
+    result = studies.run_study(path, folder, workers, overrides=overrides or (), only=only or (), reuse=reuse or ())
     if result.failed:
         raise RuntimeError(f"{len(result.failed)} runs failed; their reasons are in {folder / 'results.csv'}")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers.utils import logging
 
 from depthroute.models.causal_lm import DepthRoutedForCausalLM  # noqa: F401  (registers the model)
 
@@ -38,7 +39,13 @@ def generate_text(
     name = str(source) if path.exists() else str(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = AutoModelForCausalLM.from_pretrained(name)
+    bar_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # of the weights' way from the file
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(name)
+    finally:
+        if bar_shown:
+            logging.enable_progress_bar()
     model = model.to(device).eval()
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     if ids.shape[1] == 0:
