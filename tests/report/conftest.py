@@ -34,6 +34,15 @@ def read_weights(layers: int, heads: int, seed: int = 0) -> list[dict[str, Any]]
     return sites
 
 
+def readings(gates: int, step: int) -> dict[str, dict[str, float]]:
+    """Gates that open and queries that grow with the steps, each read at its own pace."""
+    names = [f"model.residual.reads.{i}" for i in range(gates)]
+    return {
+        "gates": {f"{name}.gate": step * (i - 1) * 1e-5 for i, name in enumerate(names)},
+        "query_norms": {f"{name}.query": step * (i + 1) * 1e-4 for i, name in enumerate(names)},
+    }
+
+
 def write_run(
     folder: Path,
     *,
@@ -47,8 +56,14 @@ def write_run(
     recipe: dict[str, Any] | None = None,
     environment: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
+    gates: int = 0,
+    sequences: int = 0,
 ) -> Path:
-    """A run folder whose tail loss is `loss`."""
+    """A run folder whose tail loss is `loss`.
+
+    `gates`: reads whose gates and queries are recorded; `sequences`: held-out sequences whose losses are, which have
+    an average of the weights too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(f"{name} {seed}")
     settings = {
@@ -70,7 +85,7 @@ def write_run(
     (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     device = {"commit": "0123abc", "device": "cpu", "versions": {"torch": "2.13.0"}} | (environment or {})
     (folder / "environment.json").write_text(json.dumps(device))
-    lines = []
+    lines, alone = [], []
     for step in range(0, steps + 1, 10):
         shared = {"step": step, "tokens": step * BATCH_TOKENS, "seconds": step * 0.1}
         value = loss + 4.2 * math.exp(-step / 150) + 1.1 * math.exp(-step / 700) - 1.1 * math.exp(-2000 / 700)
@@ -78,8 +93,16 @@ def write_run(
             train = {"lr": 1e-3, "grad_norm": 0.7, "tokens_per_second": 8e5, "peak_memory_bytes": 4.1e9}
             lines.append({"kind": "train", "loss": value + draw.gauss(0, 0.03), **shared, **train})
         if step % EVERY == 0:
-            lines.append({"kind": "evaluation", "loss": value + draw.gauss(0, 0.002), "num_tokens": 10**6, **shared})
+            evaluated = {"kind": "evaluation", "loss": value + draw.gauss(0, 0.002), "num_tokens": 10**6, **shared}
+            lines.append(evaluated | ({"stderr": 0.03, "ema_loss": value + 0.01} if sequences else {}))
+            if gates:
+                lines.append({"kind": "residual", "step": step, "tokens": shared["tokens"], **readings(gates, step)})
+            if sequences:
+                own = [value + 0.5 * math.sin(7 * i) + 0.01 * draw.gauss(0, 1) for i in range(sequences)]
+                alone.append({"step": step, "losses": own, "ema_losses": [one + 0.01 for one in own]})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if alone:
+        (folder / "held_out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alone))
     if weights is not None:
         (folder / "read_weights.json").write_text(json.dumps(weights))
     if finished:
@@ -99,7 +122,8 @@ def write_run(
             "peak_memory_bytes": 4.2e9,
             "seconds_to_first_step": 3.0,
             "seconds": 201.0,
-        } | (summary or {})
+        } | ({"final_stderr": 0.03, "final_ema_loss": loss + 0.009} if sequences else {})
+        reached |= summary or {}
         (folder / "summary.json").write_text(json.dumps(reached))
     return folder
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from depthroute.report.comparison import compare
 from depthroute.report.folders import Group
+from depthroute.report.formats import MINUS
 from depthroute.report.runs import Run
 
 
@@ -43,6 +45,36 @@ def test_means_deviations_and_paired_differences():
     assert found.best == "mhar"
     assert found.unigram_entropy == 6.5
     assert mhar.tokens_per_second == 1001
+
+
+def test_one_pair_is_compared_sequence_by_sequence():
+    found = group({"control": {0: 3.0}, "gated": {0: 2.9}}, baseline="control")
+    losses = {"control": (2.0, 3.0, 4.0), "gated": (1.9, 2.9, 3.7)}
+    evaluations = ({"step": 5, "tokens": 50, "loss": 3.0}, {"step": 10, "tokens": 100, "loss": 3.0})
+    runs = tuple(
+        replace(
+            run,
+            evaluations=evaluations,
+            sequence_losses={5: {"losses": (0.0, 0.0, 0.0)}, 10: {"losses": losses[run.arm], "ema_losses": (1.0, 1.5)}},
+            summary={**run.summary, "final_ema_loss": 2.5},
+        )
+        for run in found.runs
+    )
+    comparison = compare(replace(found, runs=runs))
+    control, gated = comparison.arms
+    assert control.over_sequences is None
+    assert gated.over_sequences.mean == pytest.approx(-0.5 / 3)
+    assert gated.over_sequences.standard_error == pytest.approx(0.2 / 3)
+    assert (gated.averaged.mean, gated.averaged_over_sequences.mean) == (2.5, 0)
+    text = said(comparison)
+    assert f"over the 3 held-out ones, the last evaluations differ by: gated {MINUS}0.1667 ± 0.0667" in text
+    assert "With averaged weights the last evaluations are: control 2.5000, gated 2.5000; sequence by sequence" in text
+
+
+def test_several_pairs_are_not_compared_sequence_by_sequence():
+    found = compare(group({"additive": {0: 3.0, 1: 3.1}, "mhar": {0: 2.9, 1: 3.0}}))
+    assert found.arms[1].over_sequences is None
+    assert "Sequence by sequence" not in said(found)
 
 
 def test_differences_use_the_seeds_that_both_finished():

@@ -81,6 +81,55 @@ def test_figures_without_data_are_left_out(tmp_path, make_run):
     assert figures.throughput(group, colours) is None
 
 
+def test_a_curve_for_each_read_in_the_order_of_the_reads(tmp_path, make_run):
+    (run,) = read_folder(make_run(tmp_path / "run", steps=300, gates=12)).runs
+    for key, label in (("gates", "gate"), ("query_norms", "norm")):
+        axes, bar = figures.parameter_curves(run, key, label).axes
+        assert (axes.get_xlabel(), axes.get_ylabel(), bar.get_ylabel()) == ("training tokens", label, "read")
+        assert len(axes.lines) == 12
+        assert [line["tokens"] for line in run.readings] == list(axes.lines[0].get_xdata())
+        tenth = [line[key][f"model.residual.reads.10.{'gate' if key == 'gates' else 'query'}"] for line in run.readings]
+        assert list(axes.lines[10].get_ydata()) == tenth
+        assert len({line.get_color() for line in axes.lines}) == 12
+
+
+def test_a_run_without_readings_has_no_such_curves(tmp_path, make_run):
+    (run,) = read_folder(make_run(tmp_path / "run", steps=100)).runs
+    assert figures.parameter_curves(run, "gates", "gate") is None
+
+
+def mid_training(folder, make_run, arms=("control", "gated"), seeds=(0,)):
+    """A study whose runs know the losses of their held-out sequences."""
+    listed = ", ".join(f"{arm}: {{}}" for arm in arms)
+    folder.mkdir()
+    (folder / "study.yaml").write_text(f"{{name: mid, arms: {{{listed}}}, baseline: control, seeds: {list(seeds)}}}")
+    for i, arm in enumerate(arms):
+        for seed in seeds:
+            place = folder / "runs" / arm / f"seed-{seed}"
+            make_run(place, name=arm, seed=seed, loss=3.0 - 0.02 * i, steps=300, gates=4 * i, sequences=20)
+    return read_folder(folder).groups[0]
+
+
+@pytest.mark.parametrize(("averaged", "key"), [(False, "losses"), (True, "ema_losses")])
+def test_one_pair_has_a_band_of_one_standard_error_over_its_sequences(tmp_path, make_run, averaged, key):
+    group = mid_training(tmp_path / "study", make_run)
+    control, gated = group.runs
+    axes = figures.paired_differences(group, strokes(group.arms, "control"), averaged).axes[0]
+    apart = np.subtract(gated.sequence_losses[300][key], control.sequence_losses[300][key])
+    _, line = axes.lines
+    assert line.get_ydata()[-1] == pytest.approx(apart.mean())
+    edges = axes.collections[0].get_paths()[0].vertices
+    last = edges[edges[:, 0] == line.get_xdata()[-1], 1]
+    assert last.max() - last.min() == pytest.approx(2 * apart.std(ddof=1) / np.sqrt(20))
+
+
+def test_several_pairs_have_a_band_over_their_seeds(tmp_path, make_run):
+    group = mid_training(tmp_path / "study", make_run, seeds=(0, 1))
+    axes = figures.paired_differences(group, strokes(group.arms, "control")).axes[0]
+    expected = difference_band(group.pairs("gated"))
+    assert axes.lines[1].get_ydata() == pytest.approx(expected.mean)
+
+
 def test_a_map_shows_each_weight_at_its_site_and_source(make_read_weights):
     sites = make_read_weights(layers=2, heads=2)
     image = figures.read_weight_map(sites, 1, 1.0).axes[0].images[0].get_array()

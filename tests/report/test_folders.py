@@ -30,6 +30,16 @@ def test_a_study_gives_its_runs_by_arm_and_seed(tmp_path, make_study):
     assert len(group.runs[2].read_weights) == 8
 
 
+def test_readings_and_sequence_losses_come_by_step(tmp_path, make_run):
+    (run,) = read_folder(make_run(tmp_path / "run", steps=200, gates=12, sequences=5)).runs
+    assert [line["step"] for line in run.readings] == [0, 100, 200]
+    assert run.readings[2]["gates"]["model.residual.reads.11.gate"] == pytest.approx(0.02)
+    assert set(run.sequence_losses) == {0, 100, 200}
+    assert {key: len(losses) for key, losses in run.sequence_losses[200].items()} == {"losses": 5, "ema_losses": 5}
+    assert not run.problems
+    assert len(run.evaluations) == 3
+
+
 def test_a_run_folder_gives_one_group_with_that_run(tmp_path, make_run):
     folder = read_folder(make_run(tmp_path / "run", name="my run", seed=3))
     (run,) = folder.runs
@@ -100,7 +110,9 @@ def test_states_and_reasons_of_runs_that_are_not_finished(tmp_path, make_study, 
         ("read_weights.json", '[{"site": 1, "sources": ["a", "b"], "weights": [[1]]}]', "read_weights.json: damaged"),
         ("read_weights.json", '[{"site": 1, "sources": ["a"], "weights": [[NaN]]}]', "read_weights.json: damaged"),
         ("metrics.jsonl", '{"kind": "train"}\nnothing\n{}\n', "metrics.jsonl: 3 damaged line(s), the first is line 1"),
+        ("metrics.jsonl", '{"kind": "residual", "step": 1, "tokens": 2}\n\n{}\n', "metrics.jsonl: 2 damaged line(s)"),
         ("metrics.jsonl", b"\xff\xfe", "metrics.jsonl: cannot be read"),
+        ("held_out.jsonl", '{"step": 1, "losses": [1, "a"]}\n\n', "held_out.jsonl: 1 damaged line(s)"),
         ("metrics.jsonl", None, "metrics.jsonl: missing"),
         ("recipe.yaml", None, "recipe.yaml: missing"),
     ],

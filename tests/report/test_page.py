@@ -130,6 +130,31 @@ def test_a_run_page_describes_that_run(tmp_path, make_run, make_read_weights):
     assert "Difference to" not in page.text
 
 
+def test_a_mid_training_page_shows_gates_queries_and_errors_over_sequences(tmp_path, make_run):
+    (tmp_path / "study.yaml").write_text("{name: mid, arms: {a: {}, b: {}}, baseline: a, seeds: [0]}")
+    for arm, gates in (("a", 0), ("b", 3)):
+        folder = tmp_path / "runs" / arm / "seed-0"
+        make_run(folder, name=arm, loss=3.0 - 0.1 * gates, steps=200, gates=gates, sequences=20)
+    page = check_self_contained(build_report(tmp_path))
+    figures = {path.stem for path in (tmp_path / "report" / "figures").iterdir()}
+    assert figures == {
+        "loss",
+        "paired-difference",
+        "paired-difference-averaged",
+        "throughput",
+        "gates-2-b",
+        "query-norms-2-b",
+    }
+    for text in (
+        "Gates of b",
+        "Norms of the queries of b",
+        "one standard error over the held-out sequences",
+        "± after a last evaluation is its standard error",
+        "With averaged weights the last evaluations are: a 3.0090, b 2.7090",
+    ):
+        assert text in page.text
+
+
 def test_a_grid_page_has_a_part_for_each_point(tmp_path, make_run):
     (tmp_path / "study.yaml").write_text(
         "{name: grid, arms: {additive: {}, mhar: {}}, baseline: additive, seeds: [0], grid: {size: [1, 2]}}"

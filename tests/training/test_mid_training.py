@@ -11,10 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from depthroute.data import EpochOrder, load_tokenizer, prepare
-from depthroute.training import hf_trainer, train
+from depthroute.studies.study import load_study, runs
+from depthroute.training import hf_trainer, load_recipe, train
 from depthroute.training.evaluation import mean_loss
 from depthroute.training.model_building import build_model
 from depthroute.training.readings import read_parameters
+from depthroute.training.recipe import differing_keys
 from support.models import routed
 from support.small_runs import end_of, kill_self, metrics, small_recipe, start, without_times
 
@@ -128,6 +130,21 @@ def test_another_checkpoint_is_another_start(arms, corpus, tmp_path):
     other = write_checkpoint(tmp_path / "other", seed=1)
     train(mid_training(corpus, other, "control", "training.steps=4"), tmp_path / "run")
     assert metrics(tmp_path / "run", "evaluation", "loss")[0] != metrics(arms["control"], "evaluation", "loss")[0]
+
+
+def test_the_arms_of_the_shipped_study_differ_in_their_routing_alone():
+    found = {run.arm: run.recipe for run in runs(load_study("studies/mid-training"))}
+    assert list(found) == ["control", "gated", "sum-scaled"]
+    assert found["control"].residual == {"scheme": "additive"}
+    assert found["sum-scaled"].residual["read_scale"] == "sum"
+    for recipe in found.values():
+        differ = differing_keys(recipe, load_recipe("mid-training"))
+        assert all(key == "name" or key.startswith("residual.") for key in differ)
+        optimizer, training = recipe.optimizer, recipe.training
+        assert optimizer.learning_rate * optimizer.min_lr_ratio == pytest.approx(4e-6)
+        assert (optimizer.decay, optimizer.weight_decay, optimizer.residual_weight_decay) == ("projections", 0.05, 0)
+        assert (optimizer.z_loss, training.ema_decay, training.evaluate_first) == (1e-4, 0.999, True)
+        assert recipe.data.max_tokens == training.steps * training.batch_size * recipe.data.sequence_length
 
 
 @pytest.mark.parametrize("arm", ["gated", "sum-scaled"])

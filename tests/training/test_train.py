@@ -30,6 +30,7 @@ def test_a_finished_folder_holds_what_it_should_and_nothing_else(finished):
         "recipe.yaml",
         "environment.json",
         "metrics.jsonl",
+        "held_out.jsonl",
         "final",
         "read_weights.json",
         "summary.json",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
+from depthroute.report import sequences
 from depthroute.report.folders import Group
 from depthroute.report.formats import amount, count, loss, p_value, signed
 from depthroute.report.runs import Run
@@ -24,6 +25,9 @@ class Arm:
     loss: Summary | None
     difference: PairedDifference | None  # arm minus baseline, over the seeds that both finished
     lower_in: int  # pairs in which this arm is below the baseline
+    over_sequences: Summary | None  # arm minus baseline over the held-out sequences, where there is one pair of runs
+    averaged: Summary | None  # the last loss of the averaged weights, where there are any
+    averaged_over_sequences: Summary | None
     parameters: float | None
     residual_parameters: float | None
     tokens_per_second: float | None
@@ -87,11 +91,30 @@ def _arm(group: Group, name: str) -> Arm:
         loss=summarise(losses.values()) if losses else None,
         difference=difference,
         lower_in=lower_in,
+        over_sequences=_over_sequences(group, name, sequences.PLAIN),
+        averaged=_averaged(finished),
+        averaged_over_sequences=_over_sequences(group, name, sequences.AVERAGED),
         parameters=_common([run.number("parameters") for run in finished]),
         residual_parameters=_common([run.number("residual_parameters") for run in finished]),
         tokens_per_second=_middle([run.number("tokens_per_second") for run in finished]),
         peak_memory_bytes=_middle([run.number("peak_memory_bytes") for run in finished]),
     )
+
+
+def _over_sequences(group: Group, arm: str, key: str) -> Summary | None:
+    """The difference to the baseline at the last evaluation of one pair of runs; of several, the seeds say more."""
+    if group.baseline in (None, arm):
+        return None
+    pairs = group.pairs(arm)
+    if len(pairs) != 1:
+        return None
+    found = sequences.differences(*pairs[0], key)
+    return found[max(found)] if found else None
+
+
+def _averaged(finished: Sequence[Run]) -> Summary | None:
+    losses = [loss for run in finished if (loss := run.number("final_ema_loss")) is not None]
+    return summarise(losses) if losses and len(losses) == len(finished) else None
 
 
 def _statement(group: Group, arms: Sequence[Arm], ranked: Sequence[Arm], entropy: float | None) -> list[str]:
@@ -102,6 +125,8 @@ def _statement(group: Group, arms: Sequence[Arm], ranked: Sequence[Arm], entropy
     sentences = _state_best(group, ranked)
     sentences += _state_lead(group, ranked)
     sentences += _state_others(ranked[1:])
+    sentences += _state_sequences(arms)
+    sentences += _state_averages(arms)
     if entropy is not None:
         above = [arm.name for arm in ranked if _mean(arm) >= entropy]
         if above:
@@ -190,6 +215,34 @@ def _state_others(others: Sequence[Arm]) -> list[str]:
     if not parts:
         return []
     return [f"Against the baseline the other arms differ by: {', '.join(parts)} (mean ± standard error)."]
+
+
+def _state_sequences(arms: Sequence[Arm]) -> list[str]:
+    parts, numbers = _over_sequences_parts(arms, averaged=False)
+    if not parts:
+        return []
+    return [
+        f"Sequence by sequence over the {count(max(numbers))} held-out ones, the last evaluations differ by: {parts} "
+        "(mean ± standard error over sequences of one pair of runs each, which says nothing of the spread between "
+        "seeds)."
+    ]
+
+
+def _state_averages(arms: Sequence[Arm]) -> list[str]:
+    known = [(arm.name, arm.averaged.mean) for arm in arms if arm.averaged is not None]
+    if not known:
+        return []
+    losses = ", ".join(f"{name} {loss(mean)}" for name, mean in known)
+    text = f"With averaged weights the last evaluations are: {losses}"
+    parts, _ = _over_sequences_parts(arms, averaged=True)
+    return [f"{text}; sequence by sequence they differ by: {parts}." if parts else f"{text}."]
+
+
+def _over_sequences_parts(arms: Sequence[Arm], averaged: bool) -> tuple[str, list[int]]:
+    found = [(arm.name, arm.averaged_over_sequences if averaged else arm.over_sequences) for arm in arms]
+    known = [(name, summary) for name, summary in found if summary is not None]
+    texts = (f"{name} {signed(summary.mean)} ± {loss(summary.standard_error)}" for name, summary in known)
+    return ", ".join(texts), [summary.n for _, summary in known]
 
 
 def _cautions(group: Group, finished: Sequence[Run]) -> list[str]:

@@ -23,8 +23,8 @@ class Band:
     high: np.ndarray
 
 
-def points(records: Iterable[Mapping[str, Any]]) -> Points:
-    return {record["tokens"]: record["loss"] for record in records}
+def points(records: Iterable[Mapping[str, Any]], key: str = "loss") -> Points:
+    return {record["tokens"]: record[key] for record in records if record.get(key) is not None}
 
 
 def band(curves: Iterable[Points]) -> Band:
@@ -35,9 +35,9 @@ def band(curves: Iterable[Points]) -> Band:
     return Band(np.array(shared, dtype=np.float64), rows.mean(0), rows.min(0), rows.max(0))
 
 
-def difference_band(pairs: Sequence[tuple[Run, Run]]) -> Band | None:
+def difference_band(pairs: Sequence[tuple[Run, Run]], key: str = "loss") -> Band | None:
     """The band of (arm minus baseline) over pairs of runs of one seed; None where no pair has a point in common."""
-    differences = [_difference(points(run.evaluations), points(baseline.evaluations)) for run, baseline in pairs]
+    differences = [_difference(*(points(run.evaluations, key) for run in pair)) for pair in pairs]
     differences = [difference for difference in differences if difference]
     found = band(differences) if differences else None
     return found if found is not None and found.tokens.size else None

@@ -16,10 +16,12 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from depthroute.report import sequences
 from depthroute.report.curves import Band, band, difference_band, points
 from depthroute.report.folders import Group
 from depthroute.report.runs import Run
@@ -112,15 +114,16 @@ def loss_curves(group: Group, strokes: Mapping[str, Stroke], unigram_entropy: fl
 
 
 @_styled
-def paired_differences(group: Group, strokes: Mapping[str, Stroke]) -> Figure | None:
+def paired_differences(group: Group, strokes: Mapping[str, Stroke], averaged: bool = False) -> Figure | None:
     """Held-out loss minus that of the baseline run of the same seed, mean and range over the seeds that both finished.
 
-    None where there is no pair to show.
+    A single pair has a band of one standard error over the held-out sequences where both runs know their losses.
+    `averaged`: of the averaged weights. None where there is no pair to show.
     """
     bands = {}
     for arm in group.arms:
         if group.baseline is not None and arm != group.baseline:
-            found = difference_band(_pairs(group, arm, group.baseline))
+            found = _difference_band(group.pairs(arm), averaged)
             if found is not None:
                 bands[arm] = found
     if not bands:
@@ -131,6 +134,38 @@ def paired_differences(group: Group, strokes: Mapping[str, Stroke]) -> Figure | 
         _draw(axes, found, strokes[arm], arm)
     _fit_losses(axes, bands.values(), include=0.0)
     _legend(figure, axes)
+    return figure
+
+
+def _difference_band(pairs: Sequence[tuple[Run, Run]], averaged: bool) -> Band | None:
+    if len(pairs) == 1:
+        found = sequences.difference_band(*pairs[0], sequences.AVERAGED if averaged else sequences.PLAIN)
+        if found is not None:
+            return found
+    return difference_band(pairs, "ema_loss" if averaged else "loss")
+
+
+@_styled
+def parameter_curves(run: Run, key: str, label: str) -> Figure | None:
+    """What one parameter of each read says over training: a line for each, coloured from the first to the last read.
+
+    `key`: "gates" or "query_norms" of the run's readings. None where the run has none.
+    """
+    lines = [line for line in run.readings if line[key]]
+    names = sorted({name for line in lines for name in line[key]}, key=_natural)
+    if not names:
+        return None
+    figure, axes = _wide("training tokens", label)
+    colours = matplotlib.colormaps["viridis"]
+    for i, name in enumerate(names):
+        here = points(({"tokens": line["tokens"], "value": line[key].get(name)} for line in lines), "value")
+        colour = colours(i / max(1, len(names) - 1))
+        axes.plot(list(here), list(here.values()), color=colour, linewidth=0.9, marker="" if len(here) > 1 else "o")
+    axes.set_xlim(left=0)
+    shades = ScalarMappable(BoundaryNorm(np.arange(len(names) + 1) - 0.5, colours.N), colours)
+    bar = figure.colorbar(shades, ax=axes, fraction=0.045, pad=0.03, label="read", ticks=thin_ticks(len(names), 7))
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=7.5, width=0.6, length=2.5)
     return figure
 
 
@@ -260,9 +295,9 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
     return sum(38 + 5.1 * max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
 
 
-def _pairs(group: Group, arm: str, baseline: str) -> list[tuple[Run, Run]]:
-    reference = {run.seed: run for run in group.of(baseline) if run.finished}
-    return [(run, reference[run.seed]) for run in group.of(arm) if run.finished and run.seed in reference]
+def _natural(name: str) -> list[int | str]:
+    """A key that sorts the tenth read after the second."""
+    return [int(part) if part.isdecimal() else part for part in name.split(".")]
 
 
 def _name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -27,6 +27,11 @@ class Group:
     def of(self, arm: str) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.arm == arm)
 
+    def pairs(self, arm: str) -> list[tuple[Run, Run]]:
+        """Finished runs of an arm, each with the finished run of the baseline of the same seed."""
+        reference = {run.seed: run for run in self.runs if run.arm == self.baseline and run.finished}
+        return [(run, reference[run.seed]) for run in self.of(arm) if run.finished and run.seed in reference]
+
 
 @dataclass(frozen=True)
 class Folder:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -36,8 +37,22 @@ _CAPTIONS = {
         "Held-out loss minus that of the baseline run of the same seed; below zero is better. "
         "Lines are means over the pairs, bands run from the lowest to the highest."
     ),
+    "paired-difference-averaged": "The same for the averaged weights of both runs.",
     "throughput": "Training speed. Bars are medians over finished runs, dots are runs.",
 }
+# What is read of the parameters of the reads: the label of its axis, and the caption.
+_READINGS = {
+    "gates": ("gate", "Gates of {arm}: a line for each read, from the first (dark) to the last. At zero it is closed."),
+    "query_norms": (
+        "norm of the query",
+        "Norms of the queries of {arm}: a line for each read, from the first (dark) to the last. "
+        "A query of zero reads all its sources alike.",
+    ),
+}
+_ONE_PAIR = (
+    " Where there is one pair, its band is one standard error over the held-out sequences (neighbours can be of one "
+    "document, which it leaves out of account); it says nothing of the spread between seeds."
+)
 _BANDS = " Lines are means over finished seeds, bands run from the lowest to the highest of them."
 
 
@@ -52,12 +67,16 @@ class Plate:
 
 @dataclass(frozen=True)
 class ReadMaps:
-    """The read-weight maps of one arm, one for each route head, and the run that they are from."""
+    """The reads of one arm and the run that they are from: curves of their parameters, and maps of their weights.
+
+    `plates`: the maps, one for each route head.
+    """
 
     arm: str
     run: Run
     seeds: int
     tokens: float | None
+    curves: tuple[Plate, ...]
     plates: tuple[Plate, ...]
 
 
@@ -116,28 +135,48 @@ def _curves(
     drawn = {
         "loss": figures.loss_curves(group, colours, comparison.unigram_entropy),
         "paired-difference": figures.paired_differences(group, colours),
+        "paired-difference-averaged": figures.paired_differences(group, colours, averaged=True),
         "throughput": figures.throughput(group, colours) if several else None,
     }
     for name, figure in drawn.items():
         if figure is not None:
             caption = _CAPTIONS[name] + (_BANDS if several and name == "loss" else "")
+            if name == "paired-difference" and any(arm.over_sequences for arm in comparison.arms):
+                caption += _ONE_PAIR
             yield _plate(figures.to_svg(figure), f"{stem}{name}", caption, out)
 
 
 def _read_maps(group: Group, out: Path, stem: str) -> Iterator[ReadMaps]:
     for index, arm in enumerate(group.arms):
-        runs = sorted((run for run in group.of(arm) if run.read_weights), key=lambda run: not run.finished)
+        runs = [run for run in group.of(arm) if run.read_weights or any(map(_has_readings, run.readings))]
         if not runs:
             continue
-        sites = runs[0].read_weights
-        heads = min(len(site["weights"]) for site in sites)
-        highest = max(weight for site in sites for row in site["weights"] for weight in row)
-        plates = []
-        for head in range(heads):
-            svg = figures.to_svg(figures.read_weight_map(sites, head, highest))
-            caption = f"Read weights of {arm}, route head {head}"
-            plates.append(_plate(svg, f"{stem}read-weights-{index + 1}-{_slug(arm)}-head-{head}", caption, out))
-        yield ReadMaps(arm, runs[0], len(group.of(arm)), sites[0].get("tokens"), tuple(plates))
+        run = min(runs, key=lambda run: not run.finished)
+        name = f"{index + 1}-{_slug(arm)}"
+        tokens = run.read_weights[0].get("tokens") if run.read_weights else None
+        curves = tuple(_parameter_curves(arm, run, out, stem, name))
+        maps = tuple(_weight_maps(arm, run, out, stem, name))
+        yield ReadMaps(arm, run, len(group.of(arm)), tokens, curves, maps)
+
+
+def _has_readings(line: Mapping[str, Any]) -> bool:
+    return any(line[key] for key in _READINGS)
+
+
+def _parameter_curves(arm: str, run: Run, out: Path, stem: str, name: str) -> Iterator[Plate]:
+    for key, (label, caption) in _READINGS.items():
+        figure = figures.parameter_curves(run, key, label)
+        if figure is not None:
+            file = f"{stem}{key.replace('_', '-')}-{name}"
+            yield _plate(figures.to_svg(figure), file, caption.format(arm=arm), out)
+
+
+def _weight_maps(arm: str, run: Run, out: Path, stem: str, name: str) -> Iterator[Plate]:
+    sites = run.read_weights
+    highest = max((weight for site in sites for row in site["weights"] for weight in row), default=0.0)
+    for head in range(min((len(site["weights"]) for site in sites), default=0)):
+        svg = figures.to_svg(figures.read_weight_map(sites, head, highest))
+        yield _plate(svg, f"{stem}read-weights-{name}-head-{head}", f"Read weights of {arm}, route head {head}", out)
 
 
 def _plate(svg: str, name: str, caption: str, out: Path) -> Plate:
@@ -148,7 +187,7 @@ def _plate(svg: str, name: str, caption: str, out: Path) -> Plate:
 def _remove_other_figures(out: Path, sections: list[Section]) -> None:
     """Removes figures of an earlier report that this one does not have."""
     plates = [plate for section in sections for plate in section.plates]
-    plates += [plate for section in sections for maps in section.maps for plate in maps.plates]
+    plates += [plate for section in sections for maps in section.maps for plate in (*maps.curves, *maps.plates)]
     for path in (out / "figures").glob("*.svg"):
         if f"figures/{path.name}" not in {plate.file for plate in plates}:
             path.unlink()

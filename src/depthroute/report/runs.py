@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl", "read_weights.json", "summary.json")
+RUN_FILES = (
+    "recipe.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "held_out.jsonl",
+    "read_weights.json",
+    "summary.json",
+)
+# The kinds of lines in metrics.jsonl, with what must be a number in each.
+_KINDS = {
+    "evaluation": ("step", "tokens", "loss"),
+    "train": ("step", "tokens", "loss"),
+    "residual": ("step", "tokens"),
+}
+_READINGS = ("gates", "query_norms")
+
+Lines = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -26,9 +42,12 @@ class Run:
     recipe: str = ""
     environment: Mapping[str, Any] | None = None
     summary: Mapping[str, Any] | None = None
-    evaluations: tuple[Mapping[str, Any], ...] = ()
-    training: tuple[Mapping[str, Any], ...] = ()
-    read_weights: tuple[Mapping[str, Any], ...] = ()
+    evaluations: Lines = ()
+    training: Lines = ()
+    readings: Lines = ()  # `gates` and `query_norms` at each evaluation, by parameter
+    # Step -> "losses", and where weights are averaged "ema_losses" -> those of the held-out sequences.
+    sequence_losses: Mapping[float, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    read_weights: Lines = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -59,7 +78,7 @@ def read_run(folder: Path, arm: str, seed: int) -> Run:
         problems.append(f"summary.json: tail_loss is {summary.get('tail_loss')!r}; wanted a number")
         summary = None
     finished = summary is not None
-    evaluations, training = _read_metrics(folder / "metrics.jsonl", problems, required=finished)
+    evaluations, training, readings = _read_metrics(folder / "metrics.jsonl", problems, required=finished)
     environment = read_json(folder / "environment.json", dict, problems)
     read_weights = _read_weights(folder / "read_weights.json", problems)
     recipe = read_text(folder / "recipe.yaml", problems, required=finished) or ""
@@ -75,6 +94,8 @@ def read_run(folder: Path, arm: str, seed: int) -> Run:
         summary=summary,
         evaluations=evaluations,
         training=training,
+        readings=readings,
+        sequence_losses=_read_sequence_losses(folder / "held_out.jsonl", problems),
         read_weights=read_weights,
         problems=tuple(problems),
     )
@@ -123,13 +144,45 @@ def read_json(path: Path, kind: type, problems: list[str]) -> Any:
     return content
 
 
-def _read_metrics(
-    path: Path, problems: list[str], *, required: bool
-) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
-    """Evaluation and training lines in the order of their steps; of a step that stands there twice the last counts."""
+def _read_metrics(path: Path, problems: list[str], *, required: bool) -> tuple[Lines, Lines, Lines]:
+    """Evaluations, training and readings in the order of their steps; of a step that stands there twice the last."""
+    found: dict[str, dict[float, Mapping[str, Any]]] = {kind: {} for kind in _KINDS}
+    for record in _read_lines(path, problems, required=required, good=_is_metric):
+        if record.get("kind") in found:
+            found[record["kind"]][record["step"]] = record
+    evaluations, training, readings = (tuple(lines[step] for step in sorted(lines)) for lines in found.values())
+    return evaluations, training, readings
+
+
+def _is_metric(record: Mapping[str, Any]) -> bool:
+    kind = record.get("kind")
+    numbers = all(_is_number(record.get(key)) for key in _KINDS.get(str(kind), _KINDS["train"]))
+    return numbers and (kind != "residual" or all(_are_numbers(record.get(key)) for key in _READINGS))
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(map(_is_number, values.values()))
+
+
+def _read_sequence_losses(path: Path, problems: list[str]) -> dict[float, dict[str, tuple[float, ...]]]:
+    def good(record: Mapping[str, Any]) -> bool:
+        lists = [value for key, value in record.items() if key != "step"]
+        numbers = all(isinstance(values, list) and all(map(_is_number, values)) for values in lists)
+        return _is_number(record.get("step")) and numbers
+
+    found = {}
+    for record in _read_lines(path, problems, required=False, good=good):
+        step = record.pop("step")
+        found[step] = {key: tuple(losses) for key, losses in record.items()}
+    return found
+
+
+def _read_lines(
+    path: Path, problems: list[str], *, required: bool, good: Callable[[Mapping[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines that are `good`; all others are damaged."""
     lines = (read_text(path, problems, required=required) or "").split("\n")
-    kinds: dict[str, dict[float, dict[str, Any]]] = {"evaluation": {}, "train": {}}
-    damaged = []
+    found, damaged = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -137,16 +190,15 @@ def _read_metrics(
             record = json.loads(line)
         except ValueError:
             record = None
-        if not isinstance(record, dict) or not all(_is_number(record.get(key)) for key in ("step", "tokens", "loss")):
+        if isinstance(record, dict) and good(record):
+            found.append(record)
+        else:
             damaged.append(number)
-        elif record.get("kind") in kinds:
-            kinds[record["kind"]][record["step"]] = record
     if damaged == [len(lines)]:
-        problems.append("metrics.jsonl: the last line is cut off")
+        problems.append(f"{path.name}: the last line is cut off")
     elif damaged:
-        problems.append(f"metrics.jsonl: {len(damaged)} damaged line(s), the first is line {damaged[0]}")
-    in_order = [tuple(records[step] for step in sorted(records)) for records in kinds.values()]
-    return in_order[0], in_order[1]
+        problems.append(f"{path.name}: {len(damaged)} damaged line(s), the first is line {damaged[0]}")
+    return found
 
 
 def _read_weights(path: Path, problems: list[str]) -> tuple[Any, ...]:

@@ -16,13 +16,16 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from depthroute.training.checkpoints import write_text
 from depthroute.training.meter import Meter, synchronize
 
+HELD_OUT = "held_out.jsonl"
+
 
 class MetricsWriter(TrainerCallback):
-    """Appends a line to metrics.jsonl for each log and each evaluation.
+    """Appends a line to metrics.jsonl for each log and each evaluation, and one to held_out.jsonl beside it.
 
     A line of kind "train" has the mean loss since the line before, the rate and the gradient norm of its step, and
     what `Meter.read` says. A line of kind "evaluation" has the seconds that the evaluation took, and where the scheme
-    has gates or queries a line of kind "residual" says where these stand.
+    has gates or queries a line of kind "residual" says where these stand. A line of held_out.jsonl has the loss of
+    each held-out sequence, so that two runs can be compared sequence by sequence.
     A resumed run first takes back the lines after its checkpoint, so no step stands there twice.
     """
 
@@ -32,14 +35,16 @@ class MetricsWriter(TrainerCallback):
         self.meter = meter
         self.started = started
         self.seconds_to_first_step: float | None = None
-        self._file: TextIO | None = None
+        self._files: dict[Path, TextIO] = {}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # A run that begins anew evaluates before its first step anew.
-        kept = truncate_metrics(self.path, state.global_step or -1)
+        last = state.global_step or -1
+        kept = truncate_metrics(self.path, last)
+        truncate_metrics(self.path.with_name(HELD_OUT), last)
         seconds = next((line["seconds"] for line in reversed(kept) if line["kind"] == "train"), 0.0)
         self.meter.start(state.global_step * self.tokens_per_step, seconds)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._files = {path: path.open("a", encoding="utf-8") for path in (self.path, self.path.with_name(HELD_OUT))}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.seconds_to_first_step is None:
@@ -81,15 +86,20 @@ class MetricsWriter(TrainerCallback):
         )
         if any(metrics["readings"].values()):
             self._write(kind="residual", **place, **metrics["readings"])
+        losses = {key: [round(loss, 6) for loss in values] for key, values in metrics["sequences"].items()}
+        self._append(self.path.with_name(HELD_OUT), {"step": state.global_step, **losses})
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in self._files.values():
+            file.close()
 
     def _write(self, **line: Any) -> None:
-        assert self._file is not None, "metrics are written after the training has begun"
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._append(self.path, line)
+
+    def _append(self, path: Path, line: dict[str, Any]) -> None:
+        file = self._files[path]  # there once the training has begun
+        file.write(json.dumps(line) + "\n")
+        file.flush()
 
 
 class ProgressLine(TrainerCallback):
@@ -152,7 +162,7 @@ class ProgressLine(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; one that a kill has cut off is left out."""
+    """The lines of a metrics.jsonl or held_out.jsonl; one that a kill has cut off is left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -163,7 +173,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take the lines after `step` out of a metrics.jsonl, and return the others."""
+    """Take the lines after `step` out of such a file, and return the others."""
     kept = [line for line in read_metrics(path) if line["step"] <= step]
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept

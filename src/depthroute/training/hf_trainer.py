@@ -95,7 +95,8 @@ class RecipeTrainer(Trainer):
     ) -> dict[str, float]:
         """The mean loss over the tokens of the held-out set; Trainer's own is a mean over batches.
 
-        The average of the weights is evaluated too, where there is one; callbacks also get the readings of the reads.
+        The average of the weights is evaluated too, where there is one. Callbacks also get the readings of the reads
+        and the losses of the single sequences.
         """
         sequences = self.eval_dataset if eval_dataset is None else eval_dataset
         model: Any = self.model
@@ -105,15 +106,17 @@ class RecipeTrainer(Trainer):
             readings = read_parameters(model)
             loss = self._held_out_loss(sequences)
             found |= {"loss": loss.mean, "stderr": loss.stderr, "num_tokens": loss.num_tokens}
+            alone = {"losses": loss.sequences}
             if self.ema is not None:
                 with self.ema.in_the_model():
                     averaged = self._held_out_loss(sequences)
                 found |= {"ema_loss": averaged.mean, "ema_stderr": averaged.stderr}
+                alone["ema_losses"] = averaged.sequences
             found["seconds"] = time.perf_counter() - began
         metrics: Any = {f"{metric_key_prefix}_{key}": value for key, value in found.items()}
         self.log({key: value for key, value in metrics.items() if value is not None})
         self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, {**metrics, "readings": readings}
+            self.args, self.state, self.control, {**metrics, "readings": readings, "sequences": alone}
         )
         return metrics
 

@@ -35,12 +35,13 @@ _PROBED_AT_ONCE = 8
 def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
     """Train the model of a recipe in the folder `out`, and return the summary of the run.
 
-    The folder is a run folder: recipe.yaml, environment.json, metrics.jsonl, checkpoint-<step>/, and at the end final/
-    (model and tokenizer, for `AutoModelForCausalLM`), final-ema/ (the same with the averaged weights, where the recipe
-    has them), read_weights.json where the scheme reads over depth, and summary.json. A run that was killed goes on
-    from its last complete checkpoint; one that is finished returns its summary at once. With `save_every` the last
-    two checkpoints stay in the folder, otherwise they go once the run is finished. Several processes started by
-    torchrun or accelerate train together.
+    The folder is a run folder: recipe.yaml, environment.json, metrics.jsonl, held_out.jsonl (the loss of each held-out
+    sequence, evaluation by evaluation), checkpoint-<step>/, and at the end final/ (model and tokenizer, for
+    `AutoModelForCausalLM`), final-ema/ (the same with the averaged weights, where the recipe has them),
+    read_weights.json where the scheme reads over depth, and summary.json. A run that was killed goes on from its last
+    complete checkpoint; one that is finished returns its summary at once. With `save_every` the last two checkpoints
+    stay in the folder, otherwise they go once the run is finished. Several processes started by torchrun or accelerate
+    train together.
     Raises ValueError if `out` holds a run of another recipe.
     """
     started = time.perf_counter()
