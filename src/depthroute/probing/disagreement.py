@@ -45,6 +45,8 @@ class DisagreementProbe:
 
     def result(self, model: nn.Module, tokens: int) -> dict[str, Any]:
         """As `subspace_disagreement` returns it."""
+        if not self._sums:
+            raise ValueError("model: its scheme reads nothing over depth, so there is nothing to probe")
         means = {site: self._sums[site].cpu() / tokens for site in sorted(self._sums)}
         sites = [self._site(model, site, mean) for site, mean in means.items()]
         counts = sorted({site["num_sources"] for site in sites})
@@ -116,8 +118,6 @@ def subspace_disagreement(
     """
     probe = DisagreementProbe(slices=slices, draws=draws, seed=seed)
     tokens = sum(pass_over(model, batches, probe))
-    if not probe._sums:
-        raise ValueError("model: its scheme reads nothing over depth, so there is nothing to probe")
     return probe.result(model, tokens)
 
 

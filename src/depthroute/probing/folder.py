@@ -45,7 +45,7 @@ def probe_folder(
     Args:
         folder: a run folder (its `final/` is probed) or a model folder.
         text: a source of `depthroute.data.documents` (of a hub dataset its split "validation"); the held-out part of
-            the embedded corpus by default. Documents go to two halves of the text in turn.
+            the embedded corpus by default. Its two halves share no document.
         tokens: how many to look at, at most.
         sequence_length: of the model's input; what a run was trained on by default, else the model's own limit, at
             most 2,048.

@@ -44,6 +44,8 @@ class HeadProbe:
 
     def result(self, model: nn.Module, tokens: tuple[int, int]) -> dict[str, Any]:
         """As `head_maps` returns it."""
+        if not self._sums:
+            raise ValueError("model: its scheme reads nothing over depth, so there is nothing to probe")
         sums = {site: self._sums[site].cpu() for site in sorted(self._sums)}
         means = {site: total.sum(0) / sum(tokens) for site, total in sums.items()}  # (R, H, N)
         halves = None
@@ -101,8 +103,6 @@ def head_maps(model: nn.Module, batches: Batches, *, draws: int = 8, seed: int =
     """
     probe = HeadProbe(draws=draws, seed=seed)
     tokens = pass_over(model, batches, probe)
-    if not probe._sums:
-        raise ValueError("model: its scheme reads nothing over depth, so there is nothing to probe")
     return probe.result(model, tokens)
 
 
