@@ -83,6 +83,7 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(mistake, run, recipe, tmp_pat
         (["report", "no-such-folder"], "no-such-folder"),
         (["generate", "./no-such-folder", "--prompt", "x"], "no model in ./no-such-folder"),
         (["convert", "./no-such-folder", "out"], "no-such-folder"),
+        (["probe", "./no-such-folder"], "no-such-folder"),
     ],
 )
 def test_what_is_not_there_is_named(arguments, wanted, run):
@@ -95,7 +96,7 @@ def test_what_is_not_there_is_named(arguments, wanted, run):
 def test_help_names_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert all(name in out for name in ("quickstart", "train", "study", "convert", "report", "generate"))
+    assert all(name in out for name in ("quickstart", "train", "study", "convert", "probe", "report", "generate"))
 
 
 def test_train_generate_and_report_work_together(run, recipe, tmp_path):

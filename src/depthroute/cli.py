@@ -90,6 +90,18 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run or o
 
 
 @app.command()
+def probe(
+    folder: Annotated[Path, typer.Argument(help="A saved model, or the folder of a run.")],
+    text: Annotated[list[str] | None, typer.Option(help="Text files; the embedded held-out books by default.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to read.")] = 65536,
+    out: Annotated[Path | None, typer.Option(help="File for the result; probe.json in the folder by default.")] = None,
+) -> None:
+    """Look at what the queries of a model have learned."""
+    probing = load("probing", extra="train")
+    probing.print_probe(probing.probe_folder(folder, text=text, tokens=tokens, out=out))
+
+
+@app.command()
 def generate(
     folder: Annotated[str, typer.Argument(help="A saved model: a folder, or a name on the hub.")],
     prompt: Annotated[str, typer.Option(help="The text to go on from.")],
