@@ -24,6 +24,7 @@ from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer, build_scheduler, clean_name
 from depthroute.training.readings import read_parameters
 from depthroute.training.recipe import Recipe
+from depthroute.training.sharding import leave_precision_to_autocast
 
 KEPT_CHECKPOINTS = 2
 # transformers 5.24 renamed the argument, and warns of the old name.
@@ -66,6 +67,11 @@ class RecipeTrainer(Trainer):
         self.out = Path(str(args.output_dir))
         self.meter = meter
         self.remove_callback(PrinterCallback)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.is_fsdp_enabled:
+            leave_precision_to_autocast(self.accelerator.state.fsdp_plugin)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def leave_precision_to_autocast(plugin: Any) -> None:
+    """Let Accelerate's FSDP2 plugin gather fp32 weights, so that many devices compute what one would.
+
+    Its own choice under bf16 rounds the streams and even the loss. Raises ValueError for FSDP1.
+    """
+    if plugin.fsdp_version != 2:
+        raise ValueError(f"fsdp_version is {plugin.fsdp_version}, but should be 2 (accelerate launch --fsdp_version 2)")
+    plugin.mixed_precision_policy = MixedPrecisionPolicy()
 
 
 def whole(tensor: Tensor) -> Tensor:
