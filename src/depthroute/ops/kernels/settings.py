@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import triton
-from torch import Tensor
 
 WARP = 32
 LANE = 8  # elements of a row that each lane holds: one 16-byte load of bf16
@@ -17,7 +16,10 @@ MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 CHUNK = 128  # channels of a head that one warp multiplies
-MAX_CHUNKS = 16
+# Bytes of a head of one source: the most that an inter read has shared memory for, and the most where it also has room
+# to load the next sources while it works on these. By the size of an element.
+MAX_HEAD = {2: 3072, 4: 4096}
+MAX_STAGED = {2: 2560, 4: 2048}
 
 # Programs of a backward, and with them the parts that a weight's gradient is summed from: two on each of the 132
 # multiprocessors of an H200. A constant, so that the order of a sum never depends on the device.
@@ -66,14 +68,13 @@ def parts() -> int:
     return _overrides.get("parts", INTERPRETED_PARTS if os.environ.get("TRITON_INTERPRET") == "1" else PARTS)
 
 
-def obstacle(source: Tensor, num_heads: int) -> str | None:
-    """Why the kernels cannot read such sources; None where they can."""
-    D = source.shape[-1]
-    width, rest = _cut(D // num_heads)
+def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
+    """Why the kernels cannot do reads of this shape; None where they can."""
+    width, rest = _cut(head_width)
     if triton.next_power_of_2(num_heads) * (width + rest) > MAX_ROW:
-        return f"a row of {D} values is too wide for the registers of one program"
-    if _cut(D // num_heads, least=16)[0] > CHUNK * MAX_CHUNKS:
-        return f"a head of {D // num_heads} channels is too wide for the warps of one program"
+        return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
+    if sum(_cut(head_width, least=16)) * itemsize > MAX_HEAD[itemsize]:
+        return f"a head of {head_width} channels is too wide for the shared memory of one program"
     return None
 
 
@@ -93,12 +94,11 @@ def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> In
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     width, rest = _cut(head_width, least=16)
     chunks = max(1, width // CHUNK)
-    if rest:
-        rest = max(rest // chunks, 16)
     sources = _overrides.get(f"inter_{phase}_sources", 16)
-    stages = _overrides.get(f"inter_{phase}_stages", 2)
+    staged = 2 if (width + rest) * itemsize <= MAX_STAGED[itemsize] else 1
+    stages = _overrides.get(f"inter_{phase}_stages", staged)
     sites = max(8, triton.next_power_of_2(num_sites))
-    return InterTile(sources, sites, chunks, width // chunks, rest, chunks, stages)
+    return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks, stages)
 
 
 def inter_programs(chunks: int, phase: str) -> int:

@@ -149,6 +149,15 @@ class Engine:
         return torch.cat([zero[0].unsqueeze(0), weight]) if zero else weight
 
 
+def kernels_obstacle(dtype: torch.dtype, width: int, num_heads: int) -> str | None:
+    """Why an engine cannot run its kernels on sources of this dtype and width D; None where it can."""
+    if dtype == torch.float64:
+        return "the kernels compute in float32 and the sources are float64"
+    from depthroute.ops.kernels.two_phase import obstacle
+
+    return obstacle(num_heads, width // num_heads, dtype.itemsize)
+
+
 def partial_rows(kernels: bool) -> int:
     """In how many parts a merge leaves the gradient of its weight."""
     if not kernels:
