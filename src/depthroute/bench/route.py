@@ -181,7 +181,7 @@ def _write(out: Path, dtype: str, bandwidth: float, rows: list[dict[str, Any]]) 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="depthroute bench route", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="depthroute bench route", description="Measure all depth reads.")
     parser.add_argument("--out", type=Path, required=True, help="folder for route.json or sweep.json")
     parser.add_argument("--shapes", nargs="+", choices=list(chains.SHAPES), default=["100m", "350m", "1b"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))

@@ -24,8 +24,8 @@ COPIES = 3  # sets of inputs to go round, so that the cache holds none of them w
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "merge_forward": {"lane": (8, 16), "warps": (2, 4, 8)},
     "merge_backward": {"lane": (8, 16), "warps": (4, 8, 16), "unroll": (1, 2)},
-    "inter_forward": {"sources": (16, 32), "stages": (1, 2, 3), "warps": (8, 12, 16)},
-    "inter_backward": {"sources": (16, 32), "stages": (1, 2), "warps": (6, 8, 12)},
+    "inter_forward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (16, 24, 32)},
+    "inter_backward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (8, 16, 24)},
 }
 PARTS = {"merge_backward": (132, 264, 528), "inter_backward": (264,)}
 

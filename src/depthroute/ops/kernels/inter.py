@@ -29,6 +29,19 @@ def _pointers(table, n, there, dtype: tl.constexpr):
 
 
 @triton.jit
+def _load(table, N, at_rstd, n, live, row, stat, k_a, k_b, K: tl.constexpr, dtype: tl.constexpr, BB: tl.constexpr):
+    """Rows n of one token and head, [chunks, rows, channels] in two blocks, and their rstd."""
+    there = (n < N) & live
+    source = _pointers(table, n, there, dtype)[None, :, None]
+    v_a = tl.load(source + (row + k_a)[:, None, :], mask=there[None, :, None] & (k_a < K)[:, None, :], other=0.0)
+    v_b = v_a
+    if BB > 0:
+        v_b = tl.load(source + (row + k_b)[:, None, :], mask=there[None, :, None] & (k_b < K)[:, None, :], other=0.0)
+    r = tl.load(_pointers(table + at_rstd, n, there, tl.float32) + stat, mask=there, other=0.0)
+    return v_a, v_b, r
+
+
+@triton.jit
 def _split(x, dtype: tl.constexpr):
     """x in fp32 as a high and a low part of a narrower type."""
     high = x.to(dtype)
@@ -46,7 +59,7 @@ def _logits(v, high, low, acc, SPLIT: tl.constexpr):
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def _forward_kernel(
     table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
@@ -70,17 +83,13 @@ def _forward_kernel(
         total = tl.zeros((BS,), tl.float32)
         acc_a = tl.zeros((C, BA, BS), tl.float32)
         acc_b = tl.zeros((C, BB, BS), tl.float32) if BB > 0 else acc_a
-        for first in tl.range(0, N, BN, num_stages=STAGES):
-            n = first + some
-            there = (n < N) & live
-            source = _pointers(table, n, there, dtype)[None, :, None]
-            r = tl.load(_pointers(table + N, n, there, tl.float32) + stat, mask=there, other=0.0)
-            inside_a = there[None, :, None] & (k_a < K)[:, None, :]
-            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside_a, other=0.0)  # [C, BN, BA]
+        next_a, next_b, next_r = _load(table, N, N, some, live, row, stat, k_a, k_b, K, dtype, BB)
+        for first in range(0, N, BN):
+            there = (first + some < N) & live
+            v_a, v_b, r = next_a, next_b, next_r  # [C, BN, BA], [C, BN, BB], [BN]
+            next_a, next_b, next_r = _load(table, N, N, first + BN + some, live, row, stat, k_a, k_b, K, dtype, BB)
             raw = _logits(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
             if BB > 0:
-                inside_b = there[None, :, None] & (k_b < K)[:, None, :]
-                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside_b, other=0.0)
                 raw = _logits(v_b, w_b, low_b, raw, SPLIT)
             logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
             new_top = tl.maximum(top, tl.max(logits, 0))
@@ -117,20 +126,17 @@ def _pairs(table, weight, at, S, k, K: tl.constexpr, site2, live, dtype: tl.cons
 
 
 @triton.jit
-def _push(table, n, there, sum_there, at_sum, at_grad, row, k, K: tl.constexpr, pu, pairs, dtype: tl.constexpr):
-    """Gradients of some sources: the sums so far plus p times upstream plus u times query."""
-    inside = (k < K)[:, None, :]
-    sums = _pointers(table + at_sum, n, there, dtype)[None, :, None]
-    so_far = tl.load(sums + (row + k)[:, None, :], mask=inside & sum_there[None, :, None], other=0.0)
-    grad = tl.dot(pu, pairs, so_far.to(tl.float32), input_precision="ieee")
-    target = _pointers(table + at_grad, n, there, dtype)[None, :, None]
-    tl.store(target + (row + k)[:, None, :], grad.to(dtype), mask=inside & there[None, :, None])
+def _sums(table, N, at_other, at, n, there, dtype: tl.constexpr):
+    """Pointers to the sums so far, in place n of the table's part `at`, and which of them there are."""
+    addresses = tl.load(table + at + n, mask=there, other=0)
+    others = tl.load(table + at_other + n, mask=there, other=0)
+    return tl.multiple_of(addresses.to(tl.pointer_type(dtype)), [16]), there & (addresses != others)
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def _backward_kernel(
     table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
     # upstream gradients, those of the normalisers, the log-sum-exps. No sum so far: the source itself in its place.
@@ -165,20 +171,19 @@ def _backward_kernel(
             pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
         dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
-        for first in tl.range(0, N, BN, num_stages=STAGES):
+        for first in range(0, N, BN):
             n = first + some
             there = (n < N) & live
-            source = _pointers(table, n, there, dtype)[None, :, None]
-            r = tl.load(_pointers(table + 3 * N, n, there, tl.float32) + stat, mask=there, other=0.0)
-            sum_there = there & (tl.load(table + N + n, mask=there, other=0) != tl.load(table + n, mask=there, other=0))
-            inside_a = there[None, :, None] & (k_a < K)[:, None, :]
-            v_a = tl.load(source + (row + k_a)[:, None, :], mask=inside_a, other=0.0)  # [C, BN, BA]
+            v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
+            sums, summed = _sums(table, N, 0, N, n, there, dtype)
+            sums, summed = sums[None, :, None], summed[None, :, None]
+            sum_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
+            if BB > 0:
+                sum_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
             nothing = tl.zeros((C, BN, BS), tl.float32)
             raw = _logits(v_a, w_a, low_a, nothing, SPLIT)
             dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
             if BB > 0:
-                inside_b = there[None, :, None] & (k_b < K)[:, None, :]
-                v_b = tl.load(source + (row + k_b)[:, None, :], mask=inside_b, other=0.0)
                 raw = _logits(v_b, w_b, low_b, raw, SPLIT)
                 dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
             raw = tl.sum(raw, 0)  # [BN, BS]
@@ -186,20 +191,21 @@ def _backward_kernel(
             dl = p * (tl.sum(dp, 0) + dz[None, :])
             u = dl * r[:, None]
 
-            r_sums = _pointers(table + 4 * N, n, there, tl.float32)
-            r_there = there & (tl.load(table + 4 * N + n, mask=there, other=0)
-                               != tl.load(table + 3 * N + n, mask=there, other=0))  # fmt: skip
-            dr = tl.load(r_sums + stat, mask=r_there, other=0.0) + tl.sum(dl * raw, 1)
+            r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
+            dr = tl.load(r_sums + stat, mask=r_summed, other=0.0) + tl.sum(dl * raw, 1)
             tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
 
+            u_all = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
+            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u_all, dw_a, input_precision="ieee")
             pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
             pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
-            u_all = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
-            _push(table, n, there, sum_there, N, 2 * N, row, k_a, K, pu, pairs_a, dtype)
-            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u_all, dw_a, input_precision="ieee")
+            target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
+            d_a = tl.dot(pu, pairs_a, sum_a.to(tl.float32), input_precision="ieee").to(dtype)
+            tl.store(target + (row + k_a)[:, None, :], d_a, mask=there[None, :, None] & (k_a < K)[:, None, :])
             if BB > 0:
-                _push(table, n, there, sum_there, N, 2 * N, row, k_b, K, pu, pairs_b, dtype)
                 dw_b = tl.dot(tl.trans(v_b, (0, 2, 1)), u_all, dw_b, input_precision="ieee")
+                d_b = tl.dot(pu, pairs_b, sum_b.to(tl.float32), input_precision="ieee").to(dtype)
+                tl.store(target + (row + k_b)[:, None, :], d_b, mask=there[None, :, None] & (k_b < K)[:, None, :])
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
     asked = (site < S)[None, :, None]
     tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=asked & (k_a < K)[:, None, :])
@@ -219,14 +225,14 @@ def forward(
     lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
+    tile = inter_tile(len(weight), D // num_heads, "forward")
     programs = min(T, max(1, inter_programs(tile.chunks, "forward") // num_heads))
     steps = triton.cdiv(T, programs)
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
         _forward_kernel[(triton.cdiv(T, steps) * num_heads,)](
             table, weight, len(rows), len(weight), T, steps, _TYPES[like.dtype], num_heads, D // num_heads,
-            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, tile.stages, num_warps=tile.warps,
+            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, num_warps=tile.warps,
         )  # fmt: skip
     return partials, lses
 
@@ -251,7 +257,7 @@ def backward(
     rstd_sums = _in_place_of_none(rstd_addends, stats)
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, normaliser_grads, lses)]
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
+    tile = inter_tile(len(weight), D // num_heads, "backward")
     programs = min(T, parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
     steps = triton.cdiv(T, programs)
     programs = triton.cdiv(T, steps)
@@ -263,7 +269,7 @@ def backward(
         _backward_kernel[(programs * num_heads,)](
             table, weight, weight_parts, len(rows), len(weight), T, steps, _TYPES[like.dtype],
             num_heads, D // num_heads,
-            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, tile.stages, num_warps=tile.warps,
+            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, num_warps=tile.warps,
         )  # fmt: skip
         return source_grads, rstd_grads, weight_parts.sum(0)
 

@@ -16,10 +16,8 @@ MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 CHUNK = 128  # channels of a head that one warp multiplies
-# Bytes of a head of one source: the most that an inter read has shared memory for, and the most where it also has room
-# to load the next sources while it works on these. By the size of an element.
-MAX_HEAD = {2: 3072, 4: 4096}
-MAX_STAGED = {2: 2560, 4: 2048}
+MAX_CHUNKS = 8
+MAX_HEAD = {2: 3072, 4: 4096}  # bytes of a head of one source that an inter read has room for, by size of an element
 
 # Programs of a backward, and with them the parts that a weight's gradient is summed from: two on each of the 132
 # multiprocessors of an H200. A constant, so that the order of a sum never depends on the device.
@@ -49,7 +47,6 @@ class InterTile(NamedTuple):
     width: int
     rest: int
     warps: int
-    stages: int
 
 
 @contextlib.contextmanager
@@ -90,20 +87,18 @@ def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
     return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
 
 
-def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
+def inter_tile(num_sites: int, head_width: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     width, rest = _cut(head_width, least=16)
-    chunks = max(1, width // CHUNK)
+    chunks = min(MAX_CHUNKS, max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK)))
     sources = _overrides.get(f"inter_{phase}_sources", 16)
-    staged = 2 if (width + rest) * itemsize <= MAX_STAGED[itemsize] else 1
-    stages = _overrides.get(f"inter_{phase}_stages", staged)
     sites = max(8, triton.next_power_of_2(num_sites))
-    return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks, stages)
+    return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)
 
 
 def inter_programs(chunks: int, phase: str) -> int:
-    """Programs of an inter read for all its heads: as many as run at once, each for a run of tokens."""
-    warps = _overrides.get(f"inter_{phase}_warps", 12)
+    """Programs of an inter read for all its heads: a few times what runs at once, each for a run of tokens."""
+    warps = _overrides.get(f"inter_{phase}_warps", 24 if phase == "forward" else 16)
     return max(1, 132 * warps // chunks)
 
 

@@ -149,13 +149,23 @@ class Engine:
         return torch.cat([zero[0].unsqueeze(0), weight]) if zero else weight
 
 
-def kernels_obstacle(dtype: torch.dtype, width: int, num_heads: int) -> str | None:
-    """Why an engine cannot run its kernels on sources of this dtype and width D; None where it can."""
-    if dtype == torch.float64:
-        return "the kernels compute in float32 and the sources are float64"
-    from depthroute.ops.kernels.two_phase import obstacle
+def runs_kernels(source: Tensor, num_heads: int, backend: str) -> bool:
+    """Whether chains of such sources run in two phases in Triton, as `backend` of `depth_mix` has it.
 
-    return obstacle(num_heads, width // num_heads, dtype.itemsize)
+    "auto" does so on a GPU, "triton" wherever Triton runs, "reference" never. Rows too wide for the kernels are left to
+    `depth_mix`, which has no such limit. RuntimeError where "triton" cannot run at all.
+    """
+    from depthroute import ops
+
+    if backend == "reference" or (backend == "auto" and not source.is_cuda):
+        return False
+    if obstacle := ops._triton_obstacle(source, return_weights=False):
+        if backend == "triton":
+            raise RuntimeError(f"backend 'triton' cannot run here: {obstacle}")
+        return False
+    from depthroute.ops.kernels.two_phase import obstacle as shape_obstacle
+
+    return shape_obstacle(num_heads, source.shape[-1] // num_heads, source.dtype.itemsize) is None
 
 
 def partial_rows(kernels: bool) -> int:

@@ -1,0 +1,60 @@
+"""What `bench route` says about correctness and bytes; the times need a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from depthroute.bench import chains, route
+from depthroute.bench.chains import Shape
+from depthroute.ops.two_phase.plan import Plan
+
+SMALL = Shape(sites=7, tokens=5, width=24, heads=2)
+PLAIN = functools.partial(chains.with_engine, kernels=False)
+
+
+def test_a_right_chain_is_green_with_errors_near_the_reference():
+    found = route.check(SMALL, torch.float32, PLAIN, device="cpu")
+    assert found["green"]
+    assert found["equal_runs"]
+    assert set(found["errors"]) == {"output", "input gradient", "query gradients", "norm weight gradients"}
+    assert all(pair["ours"] < 1e-5 for pair in found["errors"].values())
+
+
+def test_a_wrong_chain_is_not_green():
+    assert not route.check(SMALL, torch.float32, lambda chain: PLAIN(chain) * 1.001, device="cpu")["green"]
+    assert not route.check(SMALL, torch.float32, lambda chain: PLAIN(chain) * float("nan"), device="cpu")["green"]
+
+
+def test_every_arm_runs_the_same_chain():
+    chain = chains.make_chain(SMALL, torch.float64, "cpu")
+    expected = chain.double().step(route.runner("reference"))
+
+    def stacked(sources, site, heads):
+        return chains.stacked_read(torch.stack(list(sources)), site.query, site.norm_weight, heads)
+
+    for run in (PLAIN, functools.partial(chains.with_reads, read=stacked)):
+        for actual, wanted in zip(chain.double().step(run), expected, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_counted_by_hand_for_two_tiles():
+    # Sites 0 1 | 2 3. Forward: merges 1+1, 2+1, then 2+3 partials and mixes with 1+2 sources; the inter read 2+2.
+    # Backward, merges: (2, source, its sum so far, its gradient) 5, and 8; in the last tile 2+1+1+1 and a partial's
+    # gradient, 6 with the sum that site 3 sends, 2+2+2+1 = 7; the inter read 2+2 and 2 written, no sums yet.
+    assert chains.engine_rows(Plan(4, (0, 2))) == (2 + 3 + 3 + 4 + 4) + (5 + 8 + 6 + 7 + 6)
+
+
+def test_the_table_gives_no_number_for_what_is_not_green():
+    row = {"shape": "100m", "arm": "engine", "check": route.check(SMALL, torch.float32, lambda c: 2 * PLAIN(c), "cpu")}
+    text = route.table([row, {"shape": "1b", "arm": "compiled", "skipped": "not measured: over 90 s"}])
+    assert "no numbers" in text
+    assert "over 90 s" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")
+def test_without_a_gpu_it_says_so(tmp_path):
+    with pytest.raises(RuntimeError, match="CUDA"):
+        route.main(["--out", str(tmp_path)])
