@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from depthroute.bench import timing
 
@@ -54,7 +54,7 @@ class Arm:
         self.losses: list[float] = []
         torch.manual_seed(0)
         config = depthroute.DepthRoutedConfig(decoder=decoder, residual=parse_scheme(scheme))
-        self.model: nn.Module = depthroute.DepthRoutedForCausalLM(config)
+        self.model: Any = depthroute.DepthRoutedForCausalLM(config)
         self.model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).train()
         self.forward: Callable[..., Any] = torch.compile(self.model, fullgraph=True) if compiled else self.model
         self.optimizer = torch.optim.AdamW(
@@ -166,8 +166,8 @@ def _peak(device: str) -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The results in a few lines."""
-    lines = [f"{'preset':6s} {'scheme':22s} {'precision':9s} {'tokens/s (least-most)':>27s} {'x first':>7s} {'GiB':>6s} "
-             f"{'x first':>7s} {'first s':>7s}"]  # fmt: skip
+    names = f"{'preset':6s} {'scheme':22s} {'precision':9s}"
+    lines = [f"{names} {'tokens/s (least-most)':>27s} {'x first':>7s} {'GiB':>6s} {'x first':>7s} {'first s':>7s}"]
     for row in rows:
         speed = row["tokens_per_second"]
         span = f"{speed['median']:,.0f} ({speed['least']:,.0f}-{speed['most']:,.0f})"
