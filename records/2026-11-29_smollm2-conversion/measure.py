@@ -117,18 +117,16 @@ def answer(model: Any, tokenizer: Any) -> str:
     return tokenizer.decode(out[0, ids.shape[1] :])
 
 
-def gradient_norms(model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """The smallest and largest gradient norm over the sites, by kind of parameter: at step 0, and after one step."""
-    new = dict(model.model.residual.named_parameters())
-    optimizer = torch.optim.AdamW(new.values(), lr=1e-3, weight_decay=0.0)
-    result = {}
+def gradient_norms(model: Any, ids: torch.Tensor) -> dict[str, dict[str, list[float]]]:
+    """The gradient norm at every site by kind of parameter: at step 0, and after one step of the new parameters."""
+    residual = model.model.residual
+    optimizer = torch.optim.AdamW(residual.parameters(), lr=1e-3, weight_decay=0.0)
+    result: dict[str, dict[str, list[float]]] = {}
     for when in ("step 0", "step 1"):
         model.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
-        result[when] = {}
-        for kind in sorted({name.rsplit(".")[-1] for name in new}):
-            norms = [p.grad.norm().item() for name, p in new.items() if name.endswith(kind)]
-            result[when][kind] = {"smallest": min(norms), "largest": max(norms), "sites": len(norms)}
+        kinds = [name for name, _ in residual.reads[0].named_parameters()]
+        result[when] = {k: [r.get_parameter(k).grad.norm().item() for r in residual.reads] for k in kinds}
         optimizer.step()
     return result
 

@@ -88,5 +88,14 @@ def test_every_gate_has_a_gradient_at_step_0_and_every_query_after_one_step(chec
     assert all(grads[f"model.residual.reads.{site}.{name}"].norm() > 0 for site in range(6) for name in behind)
 
 
+def test_the_gate_of_the_first_site_of_a_block_moves_by_eps_and_rounding_alone(checkpoint):
+    # There the sources sum to the stream, so a uniform read is a multiple of it, and the norm behind undoes that.
+    residual = {"scheme": "delta_mhar", "block_layers": 2}
+    model = in_fp64(convert_checkpoint(checkpoint(num_hidden_layers=4), residual=residual), norm_eps=0.0)
+    _, grads = gradients(model, input_ids=tokens(), labels=tokens())
+    gates = [grads[f"model.residual.reads.{site}.gate"].norm() for site in range(8)]
+    assert all((gate < 1e-12) == (site in (0, 4)) for site, gate in enumerate(gates))
+
+
 def one_step(model):
     torch.optim.AdamW(model.parameters(), lr=1e-3).step()

@@ -81,7 +81,7 @@ def _convert_model(source: PreTrainedModel, residual: dict[str, Any], dtype: tor
     if type(source) is not wanted:
         raise ValueError(f"{where}: it must be a {wanted.__name__}, the decoder with its language-model head")
     if hasattr(decoder, "quantization_config"):
-        del decoder.quantization_config  # how it was stored; weights that are still quantised are refused below
+        del decoder.quantization_config  # how the file stored them; weights that still are quantised are refused below
     config = DepthRoutedConfig(decoder=decoder, residual=residual)
     attention = source.config._attn_implementation
     converted = _convert_weights(config, weights_of_module(source, where), where, dtype, attention)

@@ -57,7 +57,6 @@ def load_gguf(path: Path) -> PreTrainedModel:
     taken, held = len(stock_model(model.config)[1]), len(tensors)
     if taken != held:
         raise ValueError(f"{path}: it holds {held} tensors, but {type(model).__name__} takes {taken}")
-    del model.config.quantization_config  # the weights are plain ones now
     return model
 
 
