@@ -23,7 +23,7 @@ def describe_environment() -> dict[str, Any]:
         "depthroute": depthroute.__version__,
         "commit": commit,
         "dirty": dirty,
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
