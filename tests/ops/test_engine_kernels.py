@@ -228,6 +228,7 @@ def test_rows_too_wide_for_the_kernels_are_named():
     assert obstacle(8, 160, 2) is None
     assert obstacle(1, 1280, 2) is None
     assert obstacle(8, 512, 4) is None
+    assert obstacle(8, 512, 2) is None
     assert "registers" in obstacle(8, 2048, 2)
     assert "shared memory" in obstacle(1, 4096, 2)
     assert "shared memory" in obstacle(1, 1280, 4)

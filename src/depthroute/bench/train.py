@@ -54,8 +54,8 @@ class Arm:
         self.losses: list[float] = []
         torch.manual_seed(0)
         config = depthroute.DepthRoutedConfig(decoder=decoder, residual=parse_scheme(scheme))
-        self.model: Any = depthroute.DepthRoutedForCausalLM(config)
-        self.model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).train()
+        model: Any = depthroute.DepthRoutedForCausalLM(config)
+        self.model: torch.nn.Module = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).train()
         self.forward: Callable[..., Any] = torch.compile(self.model, fullgraph=True) if compiled else self.model
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda"

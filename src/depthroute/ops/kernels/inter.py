@@ -225,7 +225,7 @@ def forward(
     lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, "forward")
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
     programs = min(T, max(1, inter_programs(tile.chunks, "forward") // num_heads))
     steps = triton.cdiv(T, programs)
     with on_device(like):
@@ -257,7 +257,7 @@ def backward(
     rstd_sums = _in_place_of_none(rstd_addends, stats)
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, normaliser_grads, lses)]
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, "backward")
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
     programs = min(T, parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
     steps = triton.cdiv(T, programs)
     programs = triton.cdiv(T, steps)

@@ -15,9 +15,11 @@ LANE = 8  # elements of a row that each lane holds: one 16-byte load of bf16
 MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
-CHUNK = 128  # channels of a head that one warp multiplies
-MAX_CHUNKS = 8
-MAX_HEAD = {2: 3072, 4: 4096}  # bytes of a head of one source that an inter read has room for, by size of an element
+# By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
+# bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
+CHUNK = {2: 128, 4: 32}
+MAX_CHUNKS = {2: 8, 4: 16}
+MAX_HEAD = {2: 3072, 4: 2048}
 
 # Programs of a backward, and with them the parts that a weight's gradient is summed from: two on each of the 132
 # multiprocessors of an H200. A constant, so that the order of a sum never depends on the device.
@@ -87,10 +89,11 @@ def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
     return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
 
 
-def inter_tile(num_sites: int, head_width: int, phase: str) -> InterTile:
+def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     width, rest = _cut(head_width, least=16)
-    chunks = min(MAX_CHUNKS, max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK)))
+    chunks = max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize]))
+    chunks = min(MAX_CHUNKS[itemsize], chunks)
     sources = _overrides.get(f"inter_{phase}_sources", 16)
     sites = max(8, triton.next_power_of_2(num_sites))
     return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)
