@@ -12,9 +12,10 @@ from depthroute.ops.two_phase.plan import Plan
 
 
 class Read(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.randn(width))
+        # Logits of about one: with sharper ones a long chain is chaotic, and every error in it is noise.
+        self.query = nn.Parameter(torch.randn(width) * (heads / width) ** 0.5)
         self.norm_weight = nn.Parameter(1 + 0.2 * torch.randn(width))
 
 
@@ -44,7 +45,7 @@ class Chain(nn.Module):
         plan = plan or (Plan.full(sites) if block is None else Plan.blocks(sites, block))
         self.plan, self.heads, self.mode, self.checkpointed = plan, heads, mode, checkpointed
         self.engine = Engine(plan, heads, scale=0.7, eps=1e-5, kernels=mode == "kernels")
-        self.reads = nn.ModuleList(Read(width) for _ in range(sites - 1))
+        self.reads = nn.ModuleList(Read(width, heads) for _ in range(sites - 1))
         self.norms = nn.ModuleList(Qwen3RMSNorm(width) if norm else nn.Identity() for _ in range(sites - 1))
 
     @staticmethod

@@ -129,24 +129,22 @@ def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memor
     device, dtype = target
     options = {"norm": True, "dtype": dtype, "device": device, "width": 24}
     x, upstream = inputs(24, dtype, device, (1, 3))
-    found = results(make(5, mode="kernels", **options), x, upstream)
+    chain = make(5, mode="kernels", **options)
+    found = results(chain, x, upstream)
     expected = results(
         make(5, mode="reference", **options).float(), x.detach().float().requires_grad_(), upstream.float()
     )
     plain = results(make(5, mode="reference", **options), x, upstream)
-    limit = FP32 if dtype == torch.float32 else 2 * error(plain, expected)  # few tokens: errors scatter
-    assert error(found, expected) <= limit
-
-
-# (dtype, sites, width, heads): tiles of 8 and of 16 sites, heads of one part, of two, of several chunks.
-CHAINS = [
-    (torch.bfloat16, 33, 512, 4),
-    (torch.bfloat16, 73, 1280, 8),
-    (torch.bfloat16, 25, 1280, 1),
-    (torch.bfloat16, 129, 96, 2),
-    (torch.float16, 33, 512, 4),
-    (torch.float32, 33, 256, 2),
-]
+    if dtype == torch.float32:
+        assert error(found, expected) <= FP32
+        return
+    of_reads = [name.startswith("reads") for name in ("out", "x", *dict(chain.named_parameters()))]
+    for chosen, factor in (False, 2), (True, 8):  # few tokens: errors scatter
+        # The gradients of queries are sums that nearly cancel, and the backward has the mix as it was rounded to 16
+        # bits: in so small a case that is up to five times the error of reads one by one (docs/log.md).
+        part = [[tensor for tensor, of_read in zip(all_, of_reads, strict=True) if of_read == chosen]
+                for all_ in (found, expected, plain)]  # fmt: skip
+        assert error(part[0], part[1]) <= factor * error(part[2], part[1])
 
 
 @on_gpu
