@@ -147,6 +147,17 @@ def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memor
         assert error(part[0], part[1]) <= factor * error(part[2], part[1])
 
 
+# (dtype, sites, width, heads): tiles of 8 and of 16 sites, heads of one part, of two, of several chunks.
+CHAINS = [
+    (torch.bfloat16, 33, 512, 4),
+    (torch.bfloat16, 73, 1280, 8),
+    (torch.bfloat16, 25, 1280, 1),
+    (torch.bfloat16, 129, 96, 2),
+    (torch.float16, 33, 512, 4),
+    (torch.float32, 33, 256, 2),
+]
+
+
 @on_gpu
 @pytest.mark.parametrize(("dtype", "sites", "width", "heads"), CHAINS)
 def test_long_chains_are_as_good_as_the_reference_and_equal_from_run_to_run(dtype, sites, width, heads):
