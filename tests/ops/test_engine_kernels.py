@@ -169,7 +169,10 @@ def test_long_chains_are_as_good_as_the_reference_and_equal_from_run_to_run(dtyp
     found, again, beside = results(chain, x, upstream), results(chain, x, upstream), results(plain, x, upstream)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True) if a is not None)
     assert error(found[:2], exact[:2]) <= max(1e-5, 1.5 * error(beside[:2], exact[:2]))
-    assert error([stack(found)], [stack(exact)]) <= max(1e-5, 1.5 * error([stack(beside)], [stack(exact)]))
+    # Gradients of the queries: 1.5 in fp32. In 16 bits the rounding of the saved mix is in them (docs/log.md): 1.3 to
+    # 2.5 times was measured on these chains.
+    factor = 1.5 if dtype == torch.float32 else 4
+    assert error([stack(found)], [stack(exact)]) <= max(1e-5, factor * error([stack(beside)], [stack(exact)]))
 
 
 def stack(result):

@@ -134,6 +134,22 @@ def test_compiles_without_a_graph_break(case):
         assert (parameter.grad - plain[key]).abs().max() <= 1e-4 * plain[key].abs().max() + 1e-8, key
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_training_on_a_gpu_equals_eager_training(case):
+    torch._dynamo.reset()
+    model = move_off_init(routed(case)).cuda().train()
+    inputs = {key: value.cuda() for key, value in batch().items()}
+    found = []
+    for function in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = function(**inputs, use_cache=False).loss
+        loss.backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (found[1] - found[0]).norm() <= 0.03 * found[0].norm()
+
+
 @pytest.mark.compat
 def test_cached_decoding_equals_the_full_forward(case):
     model = move_off_init(routed(case))

@@ -81,10 +81,9 @@ class DeltaMhar(Residual):
         return norm(stream + read.gate.to(stream.dtype) * mix.to(stream.dtype)), state
 
     def write(self, state: State, y: Tensor, site: int) -> State:
-        stream, *sources = state
-        added = y.to(stream.dtype)
+        stream, sources, added = state[0], state[1:], y.to(state[0].dtype)
         if site % self._block_sites:
-            added = sources.pop() + added
+            sources, added = sources[:-1], sources[-1] + added
         closes = (site + 1) % self._block_sites == 0
         return (stream + y, *sources, as_source(added) if closes else added)
 

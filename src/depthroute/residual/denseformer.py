@@ -74,15 +74,14 @@ class DenseFormer(Residual):
         return norm(state[0]), state
 
     def write(self, state: State, y: Tensor, site: int) -> State:
-        stream, *outputs = state
-        stream = stream + y
+        stream = state[0] + y
         if site % 2 == 0:
-            return (stream, *outputs)
-        outputs.append(stream)
+            return (stream, *state[1:])
+        outputs = (*state[1:], stream)
         layer = str(site // 2)
         if layer in self.averages:
             past = outputs[:: -self.options.dilation][::-1]
-            return (self.averages[layer](tuple(past)), *outputs)
+            return (self.averages[layer](past), *outputs)
         return (stream.view_as(stream), *outputs)
 
     def finish(self, state: State) -> Tensor:
