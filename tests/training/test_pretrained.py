@@ -139,6 +139,13 @@ def test_the_tokenizer_may_be_the_checkpoints(corpus, checkpoint):
     assert small_recipe(corpus, checkpoint=checkpoint).data_with_tokenizer.tokenizer == "embedded"
 
 
+def test_a_gguf_file_is_no_tokenizer(corpus):
+    file = Path("model.gguf")
+    small_recipe(corpus, checkpoint=file)
+    said = refusal(lambda: small_recipe(corpus, "data.tokenizer=checkpoint", checkpoint=file))
+    assert "model.checkpoint is a GGUF file" in said
+
+
 def test_a_tokenizer_or_a_sequence_too_large_for_the_checkpoint_is_refused(corpus, tmp_path):
     tokenizer = load_tokenizer("embedded")
     small = write_checkpoint(tmp_path / "small", vocab_size=2000)

@@ -155,6 +155,10 @@ class Recipe(Section):
     def _finds_its_tokenizer(self) -> Recipe:
         if self.data.tokenizer == "checkpoint" and self.model.checkpoint is None:
             raise ValueError("data.tokenizer is 'checkpoint', but model.checkpoint is null; wanted a tokenizer's name")
+        if self.data.tokenizer == "checkpoint" and str(self.model.checkpoint).endswith(".gguf"):
+            raise ValueError(
+                "data.tokenizer is 'checkpoint', but model.checkpoint is a GGUF file; wanted the folder of a tokenizer"
+            )
         return self
 
     @model_validator(mode="after")
