@@ -14,7 +14,7 @@ quickstart: $(VENV)/.installed  ## train and compare four residual schemes on a 
 
 test: $(VENV)/.installed-dev $(COMPAT)/.installed  ## the whole test suite, then its subset on the oldest supported transformers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
-	OMP_NUM_THREADS=1 PYTHONPATH=$(COMPAT) $(BIN)/python -m pytest -m "compat and not gpu" -n 2 tests/models tests/residual tests/training
+	OMP_NUM_THREADS=1 PYTHONPATH=$(COMPAT) $(BIN)/python -m pytest -m "compat and not gpu" -n 2 tests/models tests/residual tests/training tests/convert
 
 test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
