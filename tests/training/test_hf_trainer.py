@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from depthroute.data import load_tokenizer
-from depthroute.training.hf_trainer import _return_loss_alone, training_arguments
+from depthroute.training.hf_trainer import training_arguments
 from depthroute.training.model_building import build_model
+from depthroute.training.objective import return_objective
 from support.small_runs import small_recipe
 
 
@@ -15,7 +16,7 @@ def test_a_model_in_training_returns_its_loss_alone_and_the_same_one(corpus):
     model = build_model(small_recipe(corpus), load_tokenizer("embedded"))
     ids = torch.arange(32).view(2, 16)
     whole = model.train()(input_ids=ids, labels=ids)
-    _return_loss_alone(model)
+    return_objective(model, z_loss=0.0)
     alone = model(input_ids=ids, labels=ids)
     assert torch.equal(alone.loss, whole.loss)
     assert whole.logits is not None
