@@ -74,4 +74,5 @@ def main(out: Path, only: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no arm outlives this
     main(Path(sys.argv[1]), sys.argv[2:])
