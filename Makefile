@@ -46,5 +46,8 @@ $(COMPAT)/.installed: $(VENV)/.installed-dev
 	$(PIP) --upgrade --target $(COMPAT) transformers==5.17.0
 	touch $@
 
+bench: $(VENV)/.installed  ## all depth reads of a microbatch, measured on a CUDA device
+	$(BIN)/depthroute bench route --out runs/bench
+
 clean:
 	rm -rf $(VENV) $(COMPAT) .mypy_cache .pytest_cache .ruff_cache runs

@@ -83,6 +83,7 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(mistake, run, recipe, tmp_pat
         (["report", "no-such-folder"], "no-such-folder"),
         (["generate", "./no-such-folder", "--prompt", "x"], "no model in ./no-such-folder"),
         (["convert", "./no-such-folder", "out"], "no-such-folder"),
+        (["bench", "rout", "--out", "x"], "unknown benchmark 'rout'; did you mean 'route'"),
         (["probe", "./no-such-folder"], "no-such-folder"),
     ],
 )

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from depthroute.errors import nearest
+
+BENCHES = ("route", "train")
+
 app = typer.Typer(
     name="depthroute",
     help="Multi-head attention residuals: train, compare and look at models that route through depth.",
@@ -115,6 +119,17 @@ def generate(
         folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
     typer.echo(text)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(help="route or train; add --help for its options.")],
+) -> None:
+    """Measure on one GPU: all depth reads of a microbatch (route), or whole training steps (train)."""
+    if what not in BENCHES:
+        raise ValueError(f"bench: unknown benchmark {what!r}{nearest(what, BENCHES)}")
+    load(f"bench.{what}").main(context.args)
 
 
 def load(module: str, extra: str | None = None) -> Any:
