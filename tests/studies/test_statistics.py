@@ -143,6 +143,14 @@ def test_a_reading_between_two_evaluations_is_linear():
     assert statistics.equal_steps({"a": _line(8, 1, 1.0)}, step=2.5).losses == {"a": 7.5}
 
 
+def test_an_arm_too_slow_to_have_been_evaluated_in_time_is_late_and_no_error():
+    curves = {"fast": _line(8, 1, 1.0), "slow": _line(8, 1, 1.0)}
+    clock = statistics.equal_wall_clock(curves, {"fast": 1000.0, "slow": 1.0})
+    assert clock.late == ("slow",)
+    assert clock.losses.keys() == {"fast"}
+    assert statistics.equal_wall_clock(curves, {"fast": 1.0, "slow": 0.9}).late == ()
+
+
 def test_readings_outside_a_curve_and_without_a_speed_are_errors():
     with pytest.raises(ValueError, match="arm 'a' was evaluated from step 1 to 8, not at 9"):
         statistics.equal_steps({"a": _line(8, 1, 1.0)}, step=9)

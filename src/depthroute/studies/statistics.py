@@ -62,12 +62,14 @@ class Reading:
     """Losses of several arms read at one value of `axis` ("step", "tokens" or "seconds").
 
     `unfused`: arms whose speed is of a form without fused kernels, so that their place in time is no property of them.
+    `late`: arms without a loss, since their first evaluation comes later.
     """
 
     axis: str
     at: float
     losses: dict[str, float]
     unfused: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
 
 
 def tail_mean(losses: Sequence[float], k: int) -> float:
@@ -193,7 +195,8 @@ def equal_wall_clock(
 
     Give speeds of runs alone on the card: a speed logged beside other runs is not the arm's own. A slower arm is read
     in the middle of its learning-rate schedule while the fastest has finished its own, so this reading favours fast
-    arms: it bounds what the slower arm loses, no more. `unfused` names the arms that ran without fused kernels.
+    arms: it bounds what the slower arm loses, no more. `unfused` names the arms that ran without fused kernels. An arm
+    so slow that it had not been evaluated when the fastest one ended is `late`, and has no loss.
     Raises ValueError for an arm without a positive speed, and as `equal_steps`.
     """
     for arm in unfused:
@@ -203,7 +206,12 @@ def equal_wall_clock(
         if not tokens_per_second.get(arm, 0) > 0:
             raise ValueError(f"tokens_per_second: arm {arm!r} has {tokens_per_second.get(arm)}, wants a positive speed")
     points = {arm: (c.tokens / tokens_per_second[arm], c.losses) for arm, c in curves.items()}
-    return replace(_read("seconds", points, seconds), unfused=tuple(unfused))
+    late: list[str] = []
+    if seconds is None:
+        end = min((float(x[-1]) for x, _ in points.values()), default=0.0)
+        late = [arm for arm, (x, _) in points.items() if x[0] > end]
+    in_time = {arm: point for arm, point in points.items() if arm not in late}
+    return replace(_read("seconds", in_time, seconds), unfused=tuple(unfused), late=tuple(late))
 
 
 def _read(axis: str, points: Mapping[str, tuple[np.ndarray, np.ndarray]], at: float | None) -> Reading:
