@@ -64,6 +64,20 @@ def test_a_decoder_that_is_not_on_the_list_is_refused(model_type):
         DepthRoutedConfig(decoder="qwen3")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"residul": {"scheme": "mhar"}}, "unknown argument 'residul'; did you mean 'residual'"),
+        ({"decoders": {}}, "unknown argument 'decoders'; did you mean 'decoder'"),
+        ({"num_heads": 8}, "'num_heads' belongs into residual="),
+        ({"scheme": "mhar"}, "'scheme' belongs into residual="),
+    ],
+)
+def test_a_misspelt_argument_does_not_quietly_give_the_plain_model(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DepthRoutedConfig(decoder=decoder(), **arguments)
+
+
 def test_an_unexpected_module_is_refused():
     layer = nn.Module()
     layer.self_attn = layer.mlp = layer.input_layernorm = layer.post_attention_layernorm = nn.Identity()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from depthroute import residual as schemes
+from depthroute.errors import nearest
 from depthroute.models.compat import DecoderSubConfig
 
 # Pre-norm decoders whose stock forward is the loop of decoder.py. Names of modules are not enough to tell (some have
@@ -48,6 +50,7 @@ class DepthRoutedConfig(DecoderSubConfig, PreTrainedConfig):
         self.residual = schemes.resolve(
             {"scheme": "additive"} if self.residual is None else self.residual, self.decoder
         )
+        _refuse_misspelt(kwargs)
         # A loaded file brings these back at the top level; the decoder's own are the ones that hold.
         for name in _FROM_DECODER:
             kwargs.pop(name, None)
@@ -73,6 +76,15 @@ def _forward_to_decoder(name: str) -> property:
 # Trainer, generate and lm-eval ask the top-level configuration for these.
 for _name in _FROM_DECODER:
     setattr(DepthRoutedConfig, _name, _forward_to_decoder(_name))
+
+
+def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
+    """transformers keeps any keyword as an attribute, so that a typo would quietly give the plain Transformer."""
+    for key in kwargs:
+        if difflib.get_close_matches(key, ("decoder", "residual"), n=1, cutoff=0.75):
+            raise ValueError(f"DepthRoutedConfig: unknown argument {key!r}{nearest(key, ('decoder', 'residual'))}")
+        if key in schemes.option_names():
+            raise ValueError(f"DepthRoutedConfig: {key!r} belongs into residual={{'scheme': ..., {key!r}: ...}}")
 
 
 def _decoder_config(decoder: Any) -> PreTrainedConfig:

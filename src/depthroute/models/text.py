@@ -48,6 +48,8 @@ def generate_text(
             logging.enable_progress_bar()
     model = model.to(device).eval()
     ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if ids.shape[1] == 0 and prompt:
+        raise ValueError(f"prompt: the tokenizer beside {folder} makes no tokens of {prompt!r}")
     if ids.shape[1] == 0:
         ids = torch.tensor([[tokenizer.bos_token_id or tokenizer.eos_token_id]])
     ids = ids.to(device=device, dtype=torch.long)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from depthroute.errors import nearest
@@ -17,7 +17,7 @@ from depthroute.residual.mhc import Mhc
 from depthroute.residual.options import build_options
 from depthroute.residual.read import DepthRead
 
-__all__ = ["DepthRead", "Residual", "State", "available", "build", "check", "resolve"]
+__all__ = ["DepthRead", "Residual", "State", "available", "build", "check", "option_names", "resolve"]
 
 _SCHEMES: dict[str, type[Residual]] = {
     "additive": Additive,
@@ -33,6 +33,12 @@ _SCHEMES: dict[str, type[Residual]] = {
 def available() -> tuple[str, ...]:
     """The names of all schemes."""
     return tuple(_SCHEMES)
+
+
+def option_names() -> frozenset[str]:
+    """The names of the options of all schemes, and "scheme"."""
+    options = {field.name for scheme in _SCHEMES.values() for field in fields(scheme.Options)}
+    return frozenset(options | {"scheme"})
 
 
 def resolve(residual: dict[str, Any], decoder: Any) -> dict[str, Any]:

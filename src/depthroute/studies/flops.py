@@ -91,15 +91,21 @@ def token_flops(
 
 
 def recipe_flops(recipe: Recipe) -> TokenFlops | None:
-    """`token_flops` of the model that a recipe trains; None for a checkpoint that is not on this machine.
+    """`token_flops` of the model that a recipe trains.
+
+    None for a checkpoint that is not on this machine, and for a scheme whose FLOPs nobody has counted here.
 
     Nothing is fetched: the vocabulary of a preset is the recipe's own, else that of its tokenizer where it is at hand,
     else the preset's.
     """
     decoder = decoder_at_hand(recipe.model.checkpoint) if recipe.model.checkpoint else _preset_decoder(recipe)
-    if decoder is None:
+    if decoder is None or recipe.residual["scheme"] not in _counted_schemes():
         return None
     return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
+
+
+def _counted_schemes() -> tuple[str, ...]:
+    return ("additive", "denseformer", *_READ_SCHEMES, *_STREAM_SCHEMES)
 
 
 def _preset_decoder(recipe: Recipe) -> Any:
@@ -121,8 +127,8 @@ def _routing_forward(scheme: Residual, name: str, width: int) -> float:
         n = scheme.options.num_streams
         used = 4 * n * width + 2 * n * n * width
         return (scheme.num_sites - 1) * (used + _STREAM_SCHEMES[name](scheme.options, width))
-    known = ("additive", "denseformer", *_READ_SCHEMES, *_STREAM_SCHEMES)
-    raise ValueError(f"residual.scheme: the FLOPs of {name!r} are not counted (counted: {', '.join(known)})")
+    known = ", ".join(_counted_schemes())
+    raise ValueError(f"residual.scheme: the FLOPs of {name!r} are not counted (counted: {known})")
 
 
 def _dynamic_weights(options: Any, width: int) -> float:

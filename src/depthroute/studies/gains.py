@@ -23,7 +23,11 @@ def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str
     by_label = {run.label: run for run in runs}
     counted = {name: flops for name, run in by_label.items() if (flops := recipe_flops(run.recipe)) is not None}
     if len(counted) < len(by_label):
-        return {"fit": None, "warning": "the checkpoint of an arm is not here to be counted", "gains": []}
+        return {
+            "fit": None,
+            "warning": "an arm is not counted: its checkpoint is not here, or its scheme is not in flops.py",
+            "gains": [],
+        }
     scales = []
     for point in points(study):
         name = label(study.baseline, point)
