@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from depthroute.data import load_tokenizer
+from depthroute.probing import probe_folder
+from support.models import move_off_init, routed
+
 ENTROPY = 6.9213
 BATCH_TOKENS = 65536
 EVERY = 100
@@ -169,3 +173,16 @@ def make_study() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def make_read_weights() -> Callable[..., list[dict[str, Any]]]:
     return read_weights
+
+
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory) -> dict[int, Path]:
+    """Number of route heads -> the folder of a small model that `depthroute probe` has looked at."""
+    folders = {}
+    for heads in (1, 2):
+        folder = folders[heads] = tmp_path_factory.mktemp("probed") / f"small-h{heads}"
+        model = routed({"scheme": "mhar", "num_heads": heads}, num_hidden_layers=2, vocab_size=2048)
+        move_off_init(model, std=0.2).save_pretrained(folder)
+        load_tokenizer("embedded").save_pretrained(folder)
+        probe_folder(folder, tokens=256, draws=2)
+    return folders

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from depthroute.report import figures
+from depthroute.report import drawing, figures, maps
 from depthroute.report.curves import band, difference_band, points
 from depthroute.report.folders import read_folder
 from depthroute.report.style import BASELINE, INK, PALETTE, strokes
@@ -57,8 +57,8 @@ def test_lines_of_the_loss_figure_are_the_means_over_seeds(study, colours):
 
 
 def test_the_unigram_entropy_is_a_line_with_a_name_where_it_is_in_sight(study, colours):
-    assert "unigram entropy" in texts(figures.to_svg(figures.loss_curves(study, colours, 3.5)))
-    assert "unigram entropy" not in texts(figures.to_svg(figures.loss_curves(study, colours, 50.0)))
+    assert "unigram entropy" in texts(drawing.to_svg(figures.loss_curves(study, colours, 3.5)))
+    assert "unigram entropy" not in texts(drawing.to_svg(figures.loss_curves(study, colours, 50.0)))
 
 
 def test_a_run_that_did_not_finish_is_a_line_of_its_own(tmp_path, make_study):
@@ -132,7 +132,7 @@ def test_several_pairs_have_a_band_over_their_seeds(tmp_path, make_run):
 
 def test_a_map_shows_each_weight_at_its_site_and_source(make_read_weights):
     sites = make_read_weights(layers=2, heads=2)
-    image = figures.read_weight_map(sites, 1, 1.0).axes[0].images[0].get_array()
+    image = maps.read_weight_map(sites, 1, 1.0).axes[0].images[0].get_array()
     assert image.shape == (4, 5)
     for row, site in enumerate(sites):
         assert image[row, : len(site["sources"])].tolist() == site["weights"][1]
@@ -146,13 +146,13 @@ def test_columns_of_block_maps_keep_the_order_of_every_site():
         ["embedding", "block 0", "partial"],
         ["embedding", "block 0", "block 1"],
     ]
-    assert figures.merge_names(lists) == ["embedding", "block 0", "block 1", "partial"]
-    assert figures.merge_names([["null", "embedding"], ["null", "embedding", "block 0"]])[0] == "null"
+    assert maps.merge_names(lists) == ["embedding", "block 0", "block 1", "partial"]
+    assert maps.merge_names([["null", "embedding"], ["null", "embedding", "block 0"]])[0] == "null"
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 13, 14, 25, 49, 73, 129])
 def test_ticks_are_few_apart_and_reach_both_ends(n):
-    ticks = figures.thin_ticks(n)
+    ticks = drawing.thin_ticks(n)
     assert ticks[0] == 0
     assert ticks[-1] == n - 1
     assert len(ticks) <= 14
@@ -164,30 +164,30 @@ def test_an_arm_has_one_colour_in_every_figure(study, colours):
     drawn = [figures.loss_curves(study, colours), figures.paired_differences(study, colours)]
     drawn.append(figures.throughput(study, colours))
     for figure in drawn:
-        svg = figures.to_svg(figure)
+        svg = drawing.to_svg(figure)
         assert all(colours[arm].colour in svg for arm in study.arms)
 
 
 def test_names_are_shown_as_they_are_and_the_svg_is_well_formed(study, colours):
-    found = texts(figures.to_svg(figures.loss_curves(study, colours)))
+    found = texts(drawing.to_svg(figures.loss_curves(study, colours)))
     assert {"additive", "$x_1$ <b>", "\N{THIN SPACE}_hidden"} <= found
 
 
 def test_long_names_are_cut_in_figures(tmp_path, make_study):
     losses = {"additive": {0: 3.3}, "a" * 60: {0: 3.2}}
     group = read_folder(make_study(tmp_path / "study", losses, layers=1)).groups[0]
-    found = texts(figures.to_svg(figures.loss_curves(group, strokes(group.arms, "additive"))))
-    assert max(map(len, found)) <= figures.LONGEST_NAME
+    found = texts(drawing.to_svg(figures.loss_curves(group, strokes(group.arms, "additive"))))
+    assert max(map(len, found)) <= drawing.LONGEST_NAME
 
 
 def test_the_same_numbers_give_the_same_bytes(study, colours):
-    first, second = (figures.to_svg(figures.loss_curves(study, colours)) for _ in range(2))
+    first, second = (drawing.to_svg(figures.loss_curves(study, colours)) for _ in range(2))
     assert first == second
 
 
 def test_figures_are_transparent_and_leave_matplotlib_as_it_was(study, colours):
     before = dict(matplotlib.rcParams)
-    svg = figures.to_svg(figures.loss_curves(study, colours))
+    svg = drawing.to_svg(figures.loss_curves(study, colours))
     assert dict(matplotlib.rcParams) == before
     assert "#ffffff" not in svg
     assert "#000000" not in svg

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib
 import json
 import shutil
@@ -12,8 +14,11 @@ from urllib.parse import unquote
 
 import pytest
 
+from depthroute import report
 from depthroute.report import build_report
 from depthroute.report.inline_svg import inline_svg
+
+SCRIPT = (Path(report.__file__).parent / "templates" / "sort.js").read_text()
 
 LOSSES = {"additive": {0: 3.34, 1: 3.33}, "mhar": {0: 3.29, 1: 3.27}}
 EVIL = "<script>alert('x')</script>&\"<img src=x onerror=alert(1)>"
@@ -26,7 +31,7 @@ class Page(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.tags, self.ids, self.links, self.sources, self.handlers = [], [], [], [], []
-        self.open, self.unbalanced, self.text = [], [], ""
+        self.open, self.unbalanced, self.text, self.scripts, self.numbers = [], [], "", [], []
         self.feed(html)
         self.close()
 
@@ -46,6 +51,8 @@ class Page(HTMLParser):
                 self.ids.append(value)
             elif key in ("href", "xlink:href"):
                 self.links.append(value)
+            elif key == "data-value" and value:
+                self.numbers.append(value)
             elif key == "src":
                 self.sources.append(value)
             elif key.startswith("on"):
@@ -56,7 +63,10 @@ class Page(HTMLParser):
             self.unbalanced.append(tag)
 
     def handle_data(self, data):
-        self.text += data
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        else:
+            self.text += data
 
 
 def read(path):
@@ -83,7 +93,8 @@ def check_self_contained(path):
     assert len(page.ids) == len(set(page.ids))
     assert page.sources == []
     assert page.handlers == []
-    assert not {"script", "link", "iframe", "object", "img", "base", "form"} & set(page.tags)
+    assert not {"link", "iframe", "object", "img", "base", "form"} & set(page.tags)
+    assert page.scripts == [SCRIPT]
     for link in page.links:
         if link.startswith("#"):
             assert link[1:] in page.ids
@@ -191,9 +202,28 @@ def test_nothing_from_names_or_files_becomes_markup(tmp_path, make_study):
         assert "onerror=alert(1)>" not in figure.read_text()
 
 
-def test_the_page_forbids_scripts_by_its_own_policy(study):
+def test_the_page_allows_its_own_script_alone(study):
     html = (study / "report" / "index.html").read_text()
-    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in html
+    own = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{own}'"
+    assert f'content="{policy}; base-uri' in html
+
+
+def numbers_in(value):
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(inner)
+    elif isinstance(value, float):
+        yield value
+
+
+def test_every_number_of_a_table_stands_in_a_file_that_the_page_links(study):
+    page = read(study / "report" / "index.html")
+    shown = {float(number) for number in page.numbers if not number.isdecimal()}
+    linked = {study / "report" / unquote(link) for link in page.links if link.endswith(".json")}
+    known = {number for path in linked for number in numbers_in(json.loads(path.read_text()))}
+    assert len(shown) > 8
+    assert shown <= known
 
 
 def test_unfinished_and_failed_runs_are_shown_with_their_reason(copy):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from depthroute.report.probes import RECORD as PROBE_FILE
+from depthroute.report.probes import Probe, read_probe
 from depthroute.report.runs import RUN_FILES, Run, parse_yaml, read_json, read_run, read_text
 
 
@@ -39,10 +41,11 @@ class Folder:
 
     name: str
     path: Path
-    kind: str  # "run" or "study"
+    kind: str  # "run", "study" or "probe"
     groups: tuple[Group, ...]
     description: str = ""
     samples: tuple[Mapping[str, str], ...] = ()
+    probes: tuple[Probe, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -60,9 +63,10 @@ class Folder:
 
 
 def read_folder(folder: str | Path) -> Folder:
-    """The runs of a study folder or a run folder, finished or not.
+    """The runs of a study folder or a run folder, finished or not, or what a probe wrote beside a model.
 
-    Raises FileNotFoundError if there is no such folder, ValueError if it is neither or a study without any run.
+    Raises FileNotFoundError if there is no such folder, ValueError if it is none of these, a study without any run, or
+    a damaged probe.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -71,9 +75,11 @@ def read_folder(folder: str | Path) -> Folder:
         return _read_study(folder)
     if any((folder / name).is_file() for name in RUN_FILES):
         return _read_single_run(folder)
+    if (folder / PROBE_FILE).is_file():
+        return _read_single_probe(folder)
     raise ValueError(
         f"folder: {folder} is neither a run folder (it has none of {', '.join(RUN_FILES)}) "
-        "nor a study folder (it has no study.yaml and no runs/)"
+        f"nor a study folder (it has no study.yaml and no runs/) nor was it probed (it has no {PROBE_FILE})"
     )
 
 
@@ -84,7 +90,17 @@ def _read_single_run(folder: Path) -> Folder:
     run = replace(run, arm=str(settings.get("name") or run.arm), seed=seed if isinstance(seed, int) else 0)
     problems: list[str] = []
     samples = _read_samples(folder / "samples.json", problems)
-    return Folder(run.arm, folder, "run", (Group("", (run.arm,), None, (run,)),), "", samples, tuple(problems))
+    group = Group("", (run.arm,), None, (run,))
+    probe = read_probe(folder, problems, run.arm)
+    return Folder(run.arm, folder, "run", (group,), "", samples, (probe,) if probe else (), tuple(problems))
+
+
+def _read_single_probe(folder: Path) -> Folder:
+    problems: list[str] = []
+    probe = read_probe(folder, problems)
+    if probe is None:
+        raise ValueError(f"folder: {folder} has nothing to show; {'; '.join(problems)}")
+    return Folder(probe.label, folder, "probe", (), probes=(probe,))
 
 
 def _read_study(folder: Path) -> Folder:
@@ -109,7 +125,22 @@ def _read_study(folder: Path) -> Folder:
     samples = _read_samples(folder / "samples.json", problems)
     name = str(settings.get("name") or folder.resolve().name)
     description = str(settings.get("description") or "")
-    return Folder(name, folder, "study", tuple(groups), description, samples, tuple(problems))
+    probes = tuple(_probes(groups, problems))
+    return Folder(name, folder, "study", tuple(groups), description, samples, probes, tuple(problems))
+
+
+def _probes(groups: Iterable[Group], problems: list[str]) -> Iterator[Probe]:
+    """The probe of the first seed of each arm that has one."""
+    for group in groups:
+        for arm in group.arms:
+            label = f"{arm}, {group.point}" if group.point else arm
+            for run in group.of(arm):
+                here: list[str] = []
+                probe = read_probe(run.folder, here, f"{label}, seed {run.seed}")
+                problems += [f"{arm}/seed-{run.seed}/{problem}" for problem in here]
+                if probe is not None:
+                    yield probe
+                    break
 
 
 def _places(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:

@@ -16,6 +16,14 @@ def signed(value: float | None) -> str:
     return ABSENT if value is None else f"{value:+.4f}".replace("-", MINUS)
 
 
+def decimals(value: float | None, places: int = 3, signed: bool = False) -> str:
+    """A number with a fixed number of decimals; of a tiny one no zeros with a minus."""
+    if value is None:
+        return ABSENT
+    text = f"{value:{'+' if signed else ''}.{places}f}"
+    return text.replace("-", MINUS) if float(text) else text.replace("-", "+" if signed else "")
+
+
 def count(value: float | None) -> str:
     """A whole number with thousands apart."""
     return ABSENT if value is None else f"{value:,.0f}"
@@ -38,6 +46,13 @@ def memory(value: float | None) -> str:
 def p_value(value: float) -> str:
     """A p-value with its sign of relation: p = 0.013, p < 0.0001."""
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
+
+
+def p_alone(value: float | None) -> str:
+    """A p-value in a column of its own: 0.013, 0.0004, < 0.0001."""
+    if value is None:
+        return ABSENT
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 1e-3 else f"{value:.3f}"
 
 
 def duration(seconds: float | None) -> str:

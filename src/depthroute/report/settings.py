@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from depthroute.report.folders import Folder
+from depthroute.report.probes import Probe
 from depthroute.report.runs import Run, parse_yaml
 
 _PER_RUN = ("name", "seed")
@@ -52,6 +53,13 @@ def settings(folder: Folder) -> Settings:
     if environment := _environment(folder.runs):
         groups["environment"] = environment
     return Settings(tuple(recipes), differing, groups)
+
+
+def probe_settings(probe: Probe) -> dict[str, dict[str, str]]:
+    """Heading -> key -> value: what was probed and on what, as its file says it."""
+    nested = {key: flatten(value) for key, value in probe.about.items() if isinstance(value, Mapping)}
+    plain = flatten({key: value for key, value in probe.about.items() if key not in nested})
+    return {"what was probed": plain, **nested}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

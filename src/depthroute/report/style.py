@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.colors import LinearSegmentedColormap
+
 # Text, axes and grid of the figures. On the page it becomes the text colour of the scheme in force; in the files it
 # stays this grey, which is readable on white and on black.
 INK = "#77787a"
@@ -13,6 +15,8 @@ BASELINE = "#85878a"
 # Chosen by search: far apart in CIELAB for normal and for red-, green- and blue-blind sight, the grey among them, and
 # with enough contrast to a light and to a dark page.
 PALETTE = ("#1483cc", "#e67e17", "#6d39e6", "#805920", "#2db262", "#b22d55", "#993d87")
+# Below zero, zero, above zero: the two ends are apart for colour-blind readers, and zero stands out from either page.
+DIVERGING = LinearSegmentedColormap.from_list("below-above", ["#b35806", "#e8a04c", "#d9d9d6", "#6aa9d8", "#1b5fa5"])
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 
 
