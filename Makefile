@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: quickstart test test-gpu check format bench clean
+.PHONY: quickstart test test-gpu browser check format bench clean
 
 quickstart: $(VENV)/.installed  ## train and compare four residual schemes on a small embedded corpus, in minutes
 	$(BIN)/depthroute quickstart
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-dev $(COMPAT)/.installed  ## the whole test suite, then
 
 test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+browser: $(VENV)/.installed-dev  ## a Chromium for the tests of the report's page; without one they are skipped
+	$(PIP) --editable ".[browser]"
+	scripts/install_chromium.sh
 
 check: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check src tests scripts

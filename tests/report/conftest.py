@@ -14,6 +14,7 @@ import yaml
 
 from depthroute.data import load_tokenizer
 from depthroute.probing import probe_folder
+from support.browser import chromium  # noqa: F401  (a fixture)
 from support.models import move_off_init, routed
 
 ENTROPY = 6.9213
