@@ -94,10 +94,10 @@ def test_merge_forward_and_backward_equal_the_algebra(target, case, poisoned_mem
     expected = algebra.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
     actual = kernels.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
     assert_close(actual, expected, target[1])
-    mix, lse, newest, _ = expected
+    _, lse, newest = expected
     addends = [draw.row() if i % 2 else None for i in range(m)]
     rstd_addends = [None if i % 2 else draw.stat() for i in range(m - 1)]
-    arguments = (draw.row(), draw.stat() if has_inter else None, mix, lse, newest, lse_in, sources, rstd, weight, gamma,
+    arguments = (draw.row(), draw.stat() if has_inter else None, partial, lse_in, lse, newest, sources, rstd, weight, gamma,
                  heads, 1e-5, addends, rstd_addends)  # fmt: skip
     actual, expected = kernels.merge_backward(*arguments), algebra.merge_backward(*arguments)
     # The weight's gradient comes in parts that only their sum defines.
@@ -221,8 +221,8 @@ def test_strided_sources_and_gradients_give_the_same_result():
     upstream = torch.ones(1, 1).expand(3, 24)
     found = []
     for own, grad in ((sources, upstream.contiguous()), (strided, upstream)):
-        mix, lse, newest, _ = kernels.merge_forward(None, None, own, rstd, weight, None, 2, 1e-6, 0.0)
-        grads = kernels.merge_backward(grad, None, mix, lse, newest, None, own, rstd, weight, None, 2, 0.0)
+        mix, lse, newest = kernels.merge_forward(None, None, own, rstd, weight, None, 2, 1e-6, 0.0)
+        grads = kernels.merge_backward(grad, None, None, None, lse, newest, own, rstd, weight, None, 2, 0.0)
         found.append(flat((mix, lse, newest, *grads)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 

@@ -87,11 +87,13 @@ def _backward_kernel(
         along_mix = p * along + q * along_null
         dgate += along_mix
         dlogit += q * scale * (along_null - along_mix)
-        tl.store(normaliser_grad + stat, -p * scale * along_mix, mask=live_stat)
         d_a = scale * g[0].to(tl.float32)
         d_b = scale * g[1].to(tl.float32)
         out: tl.constexpr = partial_grad.dtype.element_ty
-        store(partial_grad, at, ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out)), inside, BB)
+        d_in = ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out))
+        store(partial_grad, at, d_in, inside, BB)
+        # From the gradient as it is rounded: the inter read has no other.
+        tl.store(normaliser_grad + stat, p * scale * (along - along_mix) - dot(d_in, v, BB), mask=live_stat)
         dnull_a += q[:, :, None] * d_a
         if BB > 0:
             dnull_b += q[:, :, None] * d_b

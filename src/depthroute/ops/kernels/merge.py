@@ -1,8 +1,9 @@
 """One site of a tile in Triton: a partial mix and the few sources born in the tile, and the RMSNorm that may follow.
 
 A program holds whole rows, all heads. Rows of D values, for M sources and each token:
-forward 1 (partial) + M, and 1 (mix) written, 1 more with a norm; backward 2 (gradient, mix) + M + the sums so far of
-M - 1 sources, and M + 1 written. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
+forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
+written. The backward passes over the sources twice, to make the mix again and then for their gradients; the second
+pass is from the L1 cache. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -29,11 +30,11 @@ def _at(address, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "T", "has_partial"])
 def _forward_kernel(
-    sources, rstds, partial, lse_in, weight, gamma, mix, lse, newest, normed, M, T, has_partial, eps, norm_eps,
+    sources, rstds, partial, lse_in, weight, gamma, out, lse, newest, M, T, has_partial, eps, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    dtype: tl.constexpr = mix.dtype.element_ty
+    dtype: tl.constexpr = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     head = tl.arange(0, BH)
     live = token < T
@@ -72,27 +73,28 @@ def _forward_kernel(
         acc_a += p[:, :, None] * values[i][0].to(tl.float32)
         if BB > 0:
             acc_b += p[:, :, None] * values[i][1].to(tl.float32)
-    out = ((acc_a / total[:, :, None]).to(dtype), (acc_b / total[:, :, None]).to(dtype))
-    store(mix, at, out, inside, BB)
+    mix = ((acc_a / total[:, :, None]).to(dtype), (acc_b / total[:, :, None]).to(dtype))
     tl.store(lse + stat, top + tl.log(total), mask=live_stat)
     if NORM:
-        rho = tl.rsqrt(square(out, BB) / (H * K) + norm_eps)[:, None, None]
+        rho = tl.rsqrt(square(mix, BB) / (H * K) + norm_eps)[:, None, None]
         g = load(gamma, only_column, mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB), BB)
         # Rounded as the norm module rounds: to the type of the mix before the weight comes in.
-        normed_a = (out[0].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[0].to(tl.float32)
-        normed_b = (out[1].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[1].to(tl.float32)
-        store(normed, at, (normed_a.to(dtype), normed_b.to(dtype)), inside, BB)
+        normed_a = (mix[0].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[0].to(tl.float32)
+        normed_b = (mix[1].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[1].to(tl.float32)
+        mix = (normed_a.to(dtype), normed_b.to(dtype))
+    store(out, at, mix, inside, BB)
 
 
 @triton.jit(do_not_specialize=["M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"])
 def _backward_kernel(
     sources, rstds, sums, rstd_sums, source_grads, rstd_grads,
-    grad, rstd_grad, mix, lse, newest, lse_in, weight, gamma, partial_grad, normaliser_grad, weight_parts, gamma_parts,
+    grad, rstd_grad, partial, lse_in, lse, newest, weight, gamma,
+    partial_grad, normaliser_grad, weight_parts, gamma_parts,
     M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
     NORM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    dtype: tl.constexpr = mix.dtype.element_ty
+    dtype: tl.constexpr = grad.dtype.element_ty
     D: tl.constexpr = H * K
     program = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BH)
@@ -114,26 +116,42 @@ def _backward_kernel(
         inside = mask_of(live, H, K, BH, BA, BB)
 
         upstream = load(grad, at, inside, BB)
-        mixed = load(mix, at, inside, BB)
+        has = live & (has_partial != 0)
+        mixed = load(partial, at, mask_of(has, H, K, BH, BA, BB), BB)
+        z = tl.load(lse + stat, mask=live_stat, other=0.0)
+        p_in = tl.exp(tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf")) - z)
+        m_a = p_in[:, :, None] * mixed[0].to(tl.float32)
+        m_b = p_in[:, :, None] * mixed[1].to(tl.float32)
+        for first in tl.static_range(0, len(sources), UNROLL):
+            rows = _load_rows(first, UNROLL, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB)
+            if first < M:
+                for i in tl.static_range(first, first + UNROLL):
+                    v, r = rows[i - first]
+                    p = tl.where(i < M, tl.exp(dot(v, w, BB) * r - z), 0.0)
+                    m_a += p[:, :, None] * v[0].to(tl.float32)
+                    if BB > 0:
+                        m_b += p[:, :, None] * v[1].to(tl.float32)
+
         g_a, g_b = upstream[0].to(tl.float32), upstream[1].to(tl.float32)
-        m_a, m_b = mixed[0].to(tl.float32), mixed[1].to(tl.float32)
         if NORM:
-            rho = tl.rsqrt(square(mixed, BB) / D + norm_eps)  # [BT]
-            dgamma_a += g_a * m_a * rho[:, None, None]
+            # The norm had the mix as it was rounded.
+            n_a, n_b = m_a.to(dtype).to(tl.float32), m_b.to(dtype).to(tl.float32)
+            rho = tl.rsqrt(square((n_a, n_b), BB) / D + norm_eps)  # [BT]
+            dgamma_a += g_a * n_a * rho[:, None, None]
             g_a *= gm[0].to(tl.float32)
             if BB > 0:
-                dgamma_b += g_b * m_b * rho[:, None, None]
+                dgamma_b += g_b * n_b * rho[:, None, None]
                 g_b *= gm[1].to(tl.float32)
-            along = tl.sum(dot((g_a, g_b), (m_a, m_b), BB), 1) * (rho * rho * rho / D)  # [BT]
-            g_a = rho[:, None, None] * g_a - along[:, None, None] * m_a
-            g_b = rho[:, None, None] * g_b - along[:, None, None] * m_b
+            along = tl.sum(dot((g_a, g_b), (n_a, n_b), BB), 1) * (rho * rho * rho / D)  # [BT]
+            g_a = rho[:, None, None] * g_a - along[:, None, None] * n_a
+            g_b = rho[:, None, None] * g_b - along[:, None, None] * n_b
         delta = dot((g_a, g_b), (m_a, m_b), BB)  # [BT, BH]
-        z = tl.load(lse + stat, mask=live_stat, other=0.0)
 
-        p = tl.exp(tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf")) - z)
-        store(partial_grad, at, ((p[:, :, None] * g_a).to(dtype), (p[:, :, None] * g_b).to(dtype)),
-              mask_of(live & (has_partial != 0), H, K, BH, BA, BB), BB)  # fmt: skip
-        tl.store(normaliser_grad + stat, -p * delta, mask=live_stat & (has_partial != 0))
+        lse_grad = p_in * (dot((g_a, g_b), mixed, BB) - delta)
+        d_in = ((p_in[:, :, None] * g_a).to(dtype), (p_in[:, :, None] * g_b).to(dtype))
+        store(partial_grad, at, d_in, mask_of(has, H, K, BH, BA, BB), BB)
+        # From the gradient as it is rounded: the inter read has no other.
+        tl.store(normaliser_grad + stat, lse_grad - dot(d_in, mixed, BB), mask=live_stat & (has_partial != 0))
 
         # The next sources are on their way before the gradients of these are stored.
         ahead = _load_some(
@@ -177,22 +195,37 @@ def _backward_kernel(
 
 
 @triton.jit
+def _load_rows(
+    first: tl.constexpr, count: tl.constexpr, sources, rstds, newest, M, at, stat, live, live_stat,
+    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """Rows of `count` sources and their rstd."""
+    loaded = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(first, first + count):
+        v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
+        if i == 0:
+            r = tl.load(newest + stat, mask=live_stat, other=0.0)
+        else:
+            r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+        loaded = loaded + ((v, r),)  # noqa: RUF005
+    return loaded
+
+
+@triton.jit
 def _load_some(
     first: tl.constexpr, count: tl.constexpr, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
     at, stat, live, live_stat, dtype: tl.constexpr,
     H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     """Rows of `count` sources, the sums so far of their gradients, their rstd, the sums so far of its gradients."""
+    rows = _load_rows(first, count, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB)
     loaded = ()  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(first, first + count):
-        v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
+        v, r = rows[i - first]
         summed = ((has_sums >> i) & 1) != 0
         total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
-        if i == 0:
-            r = tl.load(newest + stat, mask=live_stat, other=0.0)
-            rstd_total = tl.zeros_like(r)
-        else:
-            r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+        rstd_total = tl.zeros_like(r)
+        if i > 0:
             rstd_summed = ((has_rstd_sums >> (i - 1)) & 1) != 0
             rstd_total = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=live_stat & rstd_summed, other=0.0)
         loaded = loaded + ((v, total, r, rstd_total),)  # noqa: RUF005
@@ -215,36 +248,35 @@ def forward(
     num_heads: int,
     eps: float,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `two_phase.algebra.merge_forward`."""
     D = sources[0].shape[-1]
-    mix = sources[0].new_empty(sources[0].shape)
-    lse = sources[0].new_empty((*mix.shape[:-1], num_heads), dtype=torch.float32)
+    out = sources[0].new_empty(sources[0].shape)
+    lse = sources[0].new_empty((*out.shape[:-1], num_heads), dtype=torch.float32)
     newest = torch.empty_like(lse)
-    normed = mix.new_empty(0 if norm_weight is None else mix.shape)
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
-    partial, lse_in = (mix, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
+    partial, lse_in = (out, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
     gamma = weight[0] if norm_weight is None else plain(norm_weight)
     tile = merge_tile(num_heads, D // num_heads, "forward")
-    T = mix.numel() // D
-    with on_device(mix):
+    T = out.numel() // D
+    with on_device(out):
         _forward_kernel[(triton.cdiv(T, tile.tokens),)](
             _slots(rows), _slots(stats, len(rows), newest), partial, lse_in, plain(weight[0]), gamma,
-            mix, lse, newest, normed, len(rows), T, int(partial is not mix), eps, norm_eps,
+            out, lse, newest, len(rows), T, int(partial is not out), eps, norm_eps,
             num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
             norm_weight is not None, num_warps=tile.warps,
         )  # fmt: skip
-    return mix, lse, newest, normed
+    return out, lse, newest
 
 
 def backward(
     grad: Tensor,
     rstd_grad: Tensor | None,
-    mix: Tensor,
+    partial: Tensor | None,
+    lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
-    lse_in: Tensor | None,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -255,33 +287,34 @@ def backward(
     rstd_addends: Sequence[Tensor | None] = (),
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """As `two_phase.algebra.merge_backward`."""
-    D, m = mix.shape[-1], len(sources)
-    source_grads = [mix.new_empty(mix.shape) for _ in sources]
+    like, D, m = sources[0], grad.shape[-1], len(sources)
+    grad = plain(grad)
+    source_grads = [like.new_empty(like.shape) for _ in sources]
     rstd_grads = [torch.empty_like(lse) for _ in rstd]
-    inter_grads = [] if lse_in is None else [mix.new_empty(mix.shape), torch.empty_like(lse)]
+    inter_grads = [] if partial is None else [like.new_empty(like.shape), torch.empty_like(lse)]
     parts = weight.new_empty(weight.shape)
     norm_parts = parts.new_empty(0 if norm_weight is None else weight.shape)
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     sums, has_sums = _optionals(addends or [None] * m, rows)
     rstd_sums, has_rstd_sums = _optionals(rstd_addends or [None] * (m - 1), stats)
-    lse_in = lse if lse_in is None else plain(lse_in)
-    partial_grad, normaliser_grad = inter_grads or (mix, lse)
+    partial, lse_in = (grad, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
+    partial_grad, normaliser_grad = inter_grads or (grad, lse)
     tile = merge_tile(num_heads, D // num_heads, "backward")
-    T, programs = mix.numel() // D, len(weight)
-    with on_device(mix):
+    T, programs = grad.numel() // D, len(weight)
+    with on_device(grad):
         _backward_kernel[(programs,)](
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
-            plain(grad), newest if rstd_grad is None else plain(rstd_grad), plain(mix), plain(lse), plain(newest),
-            lse_in, plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
+            grad, newest if rstd_grad is None else plain(rstd_grad), partial, lse_in, plain(lse), plain(newest),
+            plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
             partial_grad, normaliser_grad, parts, norm_parts,
             m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
             num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
             norm_weight is not None, tile.unroll, num_warps=tile.warps,
         )  # fmt: skip
-    norm_grad = mix.new_empty(0) if norm_weight is None else norm_parts.sum(0).to(norm_weight.dtype)
+    norm_grad = grad.new_empty(0) if norm_weight is None else norm_parts.sum(0).to(norm_weight.dtype)
     return inter_grads, source_grads, rstd_grads, parts, norm_grad
 
 

@@ -88,11 +88,11 @@ def merge_forward(
     num_heads: int,
     eps: float,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One site: its part of the inter read, if there was one, and M sources -> mix, lse, rstd of the newest, normed.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One site: its part of the inter read, if there was one, and M sources -> what it reads, lse, rstd of the newest.
 
-    The newest source is the last; `rstd` is that of the M - 1 before it. `weight` (P, D) is P times the same row.
-    `normed` is the RMSNorm of the mix, empty where `norm_weight` is None.
+    The newest source is the last; `rstd` is that of the M - 1 before it. `weight` (P, D) is P times the same row. What
+    it reads is the mix, or the RMSNorm of the mix where there is a `norm_weight`.
     """
     row = _by_head(weight[0], num_heads)
     values = [_by_head(source, num_heads) for source in sources]
@@ -107,17 +107,16 @@ def merge_forward(
     for logit, value in zip(logits, values, strict=True):
         total = total + torch.exp(logit - lse).unsqueeze(-1) * value
     mix = _rows(total, sources[0])
-    normed = mix.new_empty(0) if norm_weight is None else rms_norm(mix, norm_weight, norm_eps)
-    return mix, lse, newest, normed
+    return mix if norm_weight is None else rms_norm(mix, norm_weight, norm_eps), lse, newest
 
 
 def merge_backward(
     grad: Tensor,
     rstd_grad: Tensor | None,
-    mix: Tensor,
+    partial: Tensor | None,
+    lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
-    lse_in: Tensor | None,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -127,42 +126,52 @@ def merge_backward(
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Gradients under `grad`, of `normed` where there is a norm and of `mix` otherwise.
+    """Gradients under `grad`, that of what the site read.
 
     `rstd_grad` is the gradient that later readers gave the newest source's rstd. Returns [d partial, d normaliser] or
     [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's as P partial
     sums (P, D), and the norm weight's (empty without a norm).
+
+    The mix is made again rather than kept: as it was rounded it would bring its rounding into every gradient of a
+    logit, and those nearly cancel in a query's gradient.
     """
     row = _by_head(weight[0], num_heads)
+    values = [_by_head(source, num_heads) for source in sources]
+    raws = [(value * row).sum(-1) for value in values]
+    weights = [torch.exp(raw * r - lse) for raw, r in zip(raws, [*rstd, newest], strict=True)]
+    mix = torch.zeros_like(values[0])
+    for p, value in zip(weights, values, strict=True):
+        mix = mix + p.unsqueeze(-1) * value
+    if partial is not None and lse_in is not None:
+        p_in, value_in = torch.exp(lse_in - lse), _by_head(partial, num_heads)
+        mix = mix + p_in.unsqueeze(-1) * value_in
     g = _by_head(grad, num_heads)
-    norm_grad = mix.new_empty(0)
+    norm_grad = grad.new_empty(0)
     if norm_weight is not None:
-        g, norm_grad = _rms_norm_backward(grad, mix, norm_weight, norm_eps)
+        g, norm_grad = _rms_norm_backward(grad, _rows(mix, sources[0]), norm_weight, norm_eps)
         g = g.unflatten(-1, (num_heads, -1))
-    delta = (g * _by_head(mix, num_heads)).sum(-1)
+    delta = (g * mix).sum(-1)
+    inter: list[Tensor] = []
+    if partial is not None and lse_in is not None:
+        lse_grad = p_in * ((g * value_in).sum(-1) - delta)
+        d_partial = _rows(p_in.unsqueeze(-1) * g, partial)
+        # From the gradient as it is rounded: the inter read has no other.
+        inter = [d_partial, lse_grad - (_by_head(d_partial, num_heads) * value_in).sum(-1)]
     weight_grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
     source_grads, rstd_grads = [], []
-    last = len(sources) - 1
-    for i, (source, r) in enumerate(zip(sources, [*rstd, newest], strict=True)):
-        value = _by_head(source, num_heads)
-        raw = (value * row).sum(-1)
-        p = torch.exp(raw * r - lse)
+    for i, (value, raw, p, r) in enumerate(zip(values, raws, weights, [*rstd, newest], strict=True)):
         dl = p * ((g * value).sum(-1) - delta)
         u = (dl * r).unsqueeze(-1)
         d = p.unsqueeze(-1) * g + u * row
         dr = dl * raw
         weight_grad[0] += (u * value).flatten(-2).reshape(-1, weight.shape[-1]).sum(0)
-        if i == last:  # its rstd is born here, so the gradient through it is applied here, once
+        if i == len(values) - 1:  # its rstd is born here, so the gradient through it is applied here, once
             total = _plus(dr, rstd_grad).sum(-1, keepdim=True) / weight.shape[-1]
             d = d - (r.pow(3) * total).unsqueeze(-1) * value
         else:
             rstd_grads.append(_plus(dr, rstd_addends[i] if rstd_addends else None))
         addend = addends[i] if addends else None
-        source_grads.append(_rows(_plus(d, None if addend is None else _by_head(addend, num_heads)), source))
-    inter: list[Tensor] = []
-    if lse_in is not None:
-        p = torch.exp(lse_in - lse)
-        inter = [_rows(p.unsqueeze(-1) * g, mix), -p * delta]
+        source_grads.append(_rows(_plus(d, None if addend is None else _by_head(addend, num_heads)), sources[i]))
     return inter, source_grads, rstd_grads, weight_grad, norm_grad
 
 
@@ -202,10 +211,12 @@ def gated_backward(
     gate_grad = (g * mix).sum().reshape(1)
     g = g * gate.to(g.dtype)
     delta = (g * mix).sum(-1)
+    value = _by_head(partial, num_heads)
     d_partial = _rows(p.unsqueeze(-1) * g, partial)
+    normaliser_grad = p * ((g * value).sum(-1) - delta) - (_by_head(d_partial, num_heads) * value).sum(-1)
     null_grad = (q.unsqueeze(-1) * g).flatten(-2).reshape(-1, null.numel()).sum(0)
     logit_grad = (q * ((g * _by_head(null, num_heads)).sum(-1) - delta)).reshape(-1, num_heads).sum(0)
-    return gate_grad.to(gate.dtype), d_partial, -p * delta, null_grad.to(null.dtype), logit_grad
+    return gate_grad.to(gate.dtype), d_partial, normaliser_grad, null_grad.to(null.dtype), logit_grad
 
 
 def _gated_mix(

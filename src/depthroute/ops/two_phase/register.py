@@ -72,15 +72,15 @@ def merge(
     """
     sources, rstd = tuple(sources), tuple(rstd)
     if torch.compiler.is_compiling():
-        mix, _, newest, normed = merge_op(
+        out, _, newest = merge_op(
             partial, lse_in, list(sources), list(rstd), weight, norm_weight, num_heads, eps, norm_eps, kernels
         )
-        return Merged(mix if norm_weight is None else normed, sources, (*rstd, newest))
+        return Merged(out, sources, (*rstd, newest))
     if not torch.is_grad_enabled():
-        mix, _, newest, normed = _bodies(kernels).merge_forward(
+        out, _, newest = _bodies(kernels).merge_forward(
             partial, lse_in, sources, rstd, weight, norm_weight, num_heads, eps, norm_eps
         )
-        return Merged(mix if norm_weight is None else normed, sources, (*rstd, newest))
+        return Merged(out, sources, (*rstd, newest))
     m = len(sources)
     out, newest, *rest = _Merge.apply(
         partial, lse_in, weight, norm_weight, num_heads, eps, norm_eps, kernels, m, *sources, *rstd
@@ -142,23 +142,22 @@ class _Merge(torch.autograd.Function):
         m: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        mix, lse, newest, normed = _bodies(kernels).merge_forward(
+        out, lse, newest = _bodies(kernels).merge_forward(
             partial, lse_in, tensors[:m], tensors[m:], weight, norm_weight, num_heads, eps, norm_eps
         )
         ctx.num_heads, ctx.norm_eps, ctx.kernels, ctx.m = num_heads, norm_eps, kernels, m
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mix, lse, newest, lse_in, weight, norm_weight, *tensors)
-        out = mix if norm_weight is None else normed
+        ctx.save_for_backward(partial, lse_in, lse, newest, weight, norm_weight, *tensors)
         return (out, newest, *(tensor.view_as(tensor) for tensor in tensors))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, rstd_grad: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
-        m, (mix, lse, newest, lse_in, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
+        m, (partial, lse_in, lse, newest, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
         if grad is None and rstd_grad is None:
             return *[None] * 9, *grads
         inter_grads, source_grads, rstd_grads, weight_grad, norm_grad = _bodies(ctx.kernels).merge_backward(
-            torch.zeros_like(mix) if grad is None else grad, rstd_grad, mix, lse, newest, lse_in,
+            torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest,
             tensors[:m], tensors[m:], weight, norm_weight, ctx.num_heads, ctx.norm_eps, grads[:m], grads[m:],
         )  # fmt: skip
         first = inter_grads or (None, None)
@@ -248,7 +247,7 @@ def merge_op(
     eps: float,
     norm_eps: float,
     kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     return _bodies(kernels).merge_forward(partial, lse_in, sources, rstd, weight, norm_weight, num_heads, eps, norm_eps)
 
 
@@ -264,20 +263,19 @@ def _(
     eps: float,
     norm_eps: float,
     kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    mix, stat = _row_like(sources[0]), _stat_like(sources[0], num_heads)
-    normed = mix.new_empty(0) if norm_weight is None else _row_like(sources[0])
-    return mix, stat, torch.empty_like(stat), normed
+) -> tuple[Tensor, Tensor, Tensor]:
+    stat = _stat_like(sources[0], num_heads)
+    return _row_like(sources[0]), stat, torch.empty_like(stat)
 
 
 @torch.library.custom_op("depthroute::merge_backward", mutates_args=())
 def merge_backward_op(
     grad: Tensor,
     rstd_grad: Tensor | None,
-    mix: Tensor,
+    partial: Tensor | None,
+    lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
-    lse_in: Tensor | None,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -287,7 +285,7 @@ def merge_backward_op(
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     return _bodies(kernels).merge_backward(
-        grad, rstd_grad, mix, lse, newest, lse_in, sources, rstd, weight, norm_weight, num_heads, norm_eps
+        grad, rstd_grad, partial, lse_in, lse, newest, sources, rstd, weight, norm_weight, num_heads, norm_eps
     )
 
 
@@ -295,10 +293,10 @@ def merge_backward_op(
 def _(
     grad: Tensor,
     rstd_grad: Tensor | None,
-    mix: Tensor,
+    partial: Tensor | None,
+    lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
-    lse_in: Tensor | None,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -307,35 +305,32 @@ def _(
     norm_eps: float,
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
-    inter_grads = [] if lse_in is None else [_row_like(mix), _stat_like(mix, num_heads)]
-    norm_grad = mix.new_empty(0) if norm_weight is None else norm_weight.new_empty(norm_weight.shape)
+    inter_grads = [] if partial is None else [_row_like(partial), _stat_like(partial, num_heads)]
+    norm_grad = grad.new_empty(0) if norm_weight is None else norm_weight.new_empty(norm_weight.shape)
     return (
         inter_grads,
         [_row_like(source) for source in sources],
-        [_stat_like(mix, num_heads) for _ in rstd],
+        [_stat_like(grad, num_heads) for _ in rstd],
         weight.new_empty(weight.shape),
         norm_grad,
     )
 
 
 def _merge_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, lse_in, sources, rstd, weight, norm_weight, ctx.num_heads, _, ctx.norm_eps, ctx.kernels = inputs
-    mix, lse, newest, normed = output
+    partial, lse_in, sources, rstd, weight, norm_weight, ctx.num_heads, _, ctx.norm_eps, ctx.kernels = inputs
+    _, lse, newest = output
     ctx.m, ctx.normed = len(sources), norm_weight is not None
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(lse, mix if ctx.normed else normed)
-    ctx.save_for_backward(mix, lse, newest, lse_in, weight, norm_weight, *sources, *rstd)
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(partial, lse_in, lse, newest, weight, norm_weight, *sources, *rstd)
 
 
-def _merge_backward(
-    ctx: Any, mix_grad: Tensor | None, _: None, rstd_grad: Tensor | None, normed_grad: Tensor | None
-) -> tuple[Any, ...]:
-    m, (mix, lse, newest, lse_in, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
-    grad = normed_grad if ctx.normed else mix_grad
+def _merge_backward(ctx: Any, grad: Tensor | None, _: None, rstd_grad: Tensor | None) -> tuple[Any, ...]:
+    m, (partial, lse_in, lse, newest, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
     if grad is None and rstd_grad is None:
         return None, None, [None] * m, [None] * (m - 1), *[None] * 6
     inter_grads, source_grads, rstd_grads, weight_grad, norm_grad = merge_backward_op(
-        torch.zeros_like(mix) if grad is None else grad, rstd_grad, mix, lse, newest, lse_in,
+        torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest,
         tensors[:m], tensors[m:], weight, norm_weight, ctx.num_heads, ctx.norm_eps, ctx.kernels,
     )  # fmt: skip
     d_partial, d_normaliser = inter_grads or (None, None)
