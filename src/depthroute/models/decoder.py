@@ -37,6 +37,10 @@ class DepthRoutedDecoderLayer(GradientCheckpointingLayer):
         self.index = index
 
     def forward(self, *state: Tensor, residual: Residual, **kwargs: Any) -> State:
+        return self.run_sublayers(*state, residual=residual, **kwargs)
+
+    def run_sublayers(self, *state: Tensor, residual: Residual, **kwargs: Any) -> State:
+        """What `forward` computes; a method of its own so that it can be compiled inside of checkpointing."""
         attention, mlp = 2 * self.index, 2 * self.index + 1
         x, state = residual.read(state, attention, self.input_layernorm)
         y, _ = self.self_attn(hidden_states=x, **kwargs)
