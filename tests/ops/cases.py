@@ -87,16 +87,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def assert_as_good_as_reference(case: Case, actual: dict[str, Tensor], *, factor: float = 1.5, **options) -> None:
-    """fp32: each within 1e-5 of the fp64 reference. 16 bits: at most `factor` times the reference's error in that type.
-
-    In 16 bits the sources' gradients are taken together: the backward has the mix as it was rounded, and for a sharp
-    query that noise is more than the rounding of a gradient that is small.
-    """
+    """fp32: each within 1e-5 of the fp64 reference. 16 bits: at most `factor` times the reference's error in that type."""
     exact = case.double().results(backend="reference", **options)
     plain = case.results(backend="reference", **options)
     assert {name: value.dtype for name, value in actual.items()} == {name: plain[name].dtype for name in actual}
-    if case.sources[0].dtype != torch.float32:
-        exact, plain, actual = _joined(exact), _joined(plain), _joined(actual)
     wrong = {}
     for name, value in actual.items():
         error, bound = relative_error(value, exact[name]), max(1e-5, factor * relative_error(plain[name], exact[name]))
@@ -105,9 +99,3 @@ def assert_as_good_as_reference(case: Case, actual: dict[str, Tensor], *, factor
         if not error <= bound:
             wrong[name] = f"{error:.2e} > {bound:.2e}"
     assert not wrong
-
-
-def _joined(results: dict[str, Tensor]) -> dict[str, Tensor]:
-    joined = {name: value for name, value in results.items() if not name.startswith("sources")}
-    sources = [value for name, value in results.items() if name.startswith("sources")]
-    return {**joined, "sources": torch.stack(sources)} if sources else joined

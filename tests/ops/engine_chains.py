@@ -28,7 +28,7 @@ class Qwen3RMSNorm(nn.Module):
         self.variance_epsilon = 1e-5
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.float()
+        rows = x.to(torch.promote_types(x.dtype, torch.float32))  # fp64 stays what it is
         rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * rows.to(x.dtype)
 

@@ -128,7 +128,7 @@ def test_the_gated_form_equals_the_algebra(target, poisoned_memory):
 def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memory):
     device, dtype = target
     options = {"norm": True, "dtype": dtype, "device": device, "width": 24}
-    x, upstream = inputs(24, dtype, device, (1, 3))
+    x, upstream = inputs(24, dtype, device, (2, 37))
     chain = make(5, mode="kernels", **options)
     found = results(chain, x, upstream)
     expected = results(
@@ -138,41 +138,42 @@ def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memor
     if dtype == torch.float32:
         assert error(found, expected) <= FP32
         return
-    of_reads = [name.startswith("reads") for name in ("out", "x", *dict(chain.named_parameters()))]
-    for chosen, factor in (False, 2), (True, 8):  # few tokens: errors scatter
-        # The gradients of queries are sums that nearly cancel, and the backward has the mix as it was rounded to 16
-        # bits: in so small a case that is up to five times the error of reads one by one (docs/log.md).
-        part = [[tensor for tensor, of_read in zip(all_, of_reads, strict=True) if of_read == chosen]
-                for all_ in (found, expected, plain)]  # fmt: skip
-        assert error(part[0], part[1]) <= factor * error(part[2], part[1])
+    assert error(found[:2], expected[:2]) <= 1.5 * error(plain[:2], expected[:2])
+    assert error([stack(found)], [stack(expected)]) <= 1.5 * error([stack(plain)], [stack(expected)])
 
 
-# (dtype, sites, width, heads): tiles of 8 and of 16 sites, heads of one part, of two, of several chunks.
+# (dtype, sites, width, heads, has norms): tiles of 8 and of 16 sites, heads of one part, of two, of several chunks. One
+# head is tried as models have it, with a norm behind every read (docs/operator.md says what a chain without loses).
 CHAINS = [
-    (torch.bfloat16, 33, 512, 4),
-    (torch.bfloat16, 73, 1280, 8),
-    (torch.bfloat16, 25, 1280, 1),
-    (torch.bfloat16, 129, 96, 2),
-    (torch.float16, 33, 512, 4),
-    (torch.float32, 33, 256, 2),
+    (torch.bfloat16, 33, 512, 4, False),
+    (torch.bfloat16, 33, 512, 4, True),
+    (torch.bfloat16, 73, 1280, 8, False),
+    (torch.bfloat16, 73, 1280, 8, True),
+    (torch.bfloat16, 25, 1280, 1, True),
+    (torch.bfloat16, 129, 96, 2, False),
+    (torch.float16, 33, 512, 4, False),
+    (torch.float16, 33, 512, 4, True),
+    (torch.float32, 33, 256, 2, True),
 ]
 
 
 @on_gpu
-@pytest.mark.parametrize(("dtype", "sites", "width", "heads"), CHAINS)
-def test_long_chains_are_as_good_as_the_reference_and_equal_from_run_to_run(dtype, sites, width, heads):
-    options = {"width": width, "heads": heads, "device": "cuda"}
+@pytest.mark.parametrize(("dtype", "sites", "width", "heads", "norm"), CHAINS)
+def test_long_chains_are_as_good_as_the_reference_and_equal_from_run_to_run(dtype, sites, width, heads, norm):
+    options = {"width": width, "heads": heads, "norm": norm, "device": "cuda"}
     x, upstream = inputs(width, dtype, "cuda", (2, 37))
-    exact = make(sites, mode="reference", dtype=torch.float64, **options)
-    exact = results(exact, x.detach().double().requires_grad_(), upstream.double())
-    chain, plain = (make(sites, mode=mode, dtype=torch.float32, **options) for mode in ("kernels", "reference"))
-    found, again, beside = results(chain, x, upstream), results(chain, x, upstream), results(plain, x, upstream)
+
+    def chain(mode, wide):
+        made = make(sites, mode=mode, dtype=torch.float32, **options)
+        made.norms.to(dtype)  # a norm whose weight is of another type would change the type of what it norms
+        return made.to(torch.float64) if wide else made
+
+    exact = results(chain("reference", True), x.detach().double().requires_grad_(), upstream.double())
+    kernels_, plain = chain("kernels", False), chain("reference", False)
+    found, again, beside = results(kernels_, x, upstream), results(kernels_, x, upstream), results(plain, x, upstream)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True) if a is not None)
     assert error(found[:2], exact[:2]) <= max(1e-5, 1.5 * error(beside[:2], exact[:2]))
-    # Gradients of the queries: 1.5 in fp32. In 16 bits the rounding of the saved mix is in them (docs/log.md): 1.3 to
-    # 2.5 times was measured on these chains.
-    factor = 1.5 if dtype == torch.float32 else 4
-    assert error([stack(found)], [stack(exact)]) <= max(1e-5, factor * error([stack(beside)], [stack(exact)]))
+    assert error([stack(found)], [stack(exact)]) <= max(1e-5, 1.5 * error([stack(beside)], [stack(exact)]))
 
 
 def stack(result):

@@ -52,9 +52,9 @@ def test_output_and_every_gradient_equal_the_reference(shape, target, poisoned_m
 
 @on_gpu
 @pytest.mark.parametrize("N", [2, 33])
-def test_a_sharp_query_costs_no_more_than_a_few_roundings_in_bf16(N):
+def test_a_sharp_query_costs_nothing_in_bf16(N):
     case = make_case(N, (67, 512), 4, ("cuda", torch.bfloat16), spread=3.0)
-    assert_as_good_as_reference(case, case.results(backend="triton"), factor=4.0)
+    assert_as_good_as_reference(case, case.results(backend="triton"))
 
 
 @on_gpu

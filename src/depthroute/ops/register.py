@@ -21,7 +21,6 @@ def _backward(
     grad: Tensor,
     sources: Sequence[Tensor],
     weight: Tensor,
-    mix: Tensor,
     lse: Tensor,
     rstd: Tensor,
     num_heads: int,
@@ -29,7 +28,7 @@ def _backward(
 ) -> tuple[list[Tensor], Tensor]:
     from depthroute.ops.kernels import read
 
-    return read.backward(grad, sources, weight, mix, lse, rstd, num_heads, wanted)
+    return read.backward(grad, sources, weight, lse, rstd, num_heads, wanted)
 
 
 depth_mix = torch.library.custom_op("depthroute::depth_mix", _forward, mutates_args=())
@@ -49,21 +48,20 @@ def _(
     grad: Tensor,
     sources: Sequence[Tensor],
     weight: Tensor,
-    mix: Tensor,
     lse: Tensor,
     rstd: Tensor,
     num_heads: int,
     wanted: Sequence[bool],
 ) -> tuple[list[Tensor], Tensor]:
-    return [mix.new_empty(mix.shape) for each in wanted if each], weight.new_empty(weight.shape)
+    return [grad.new_empty(grad.shape) for each in wanted if each], weight.new_empty(weight.shape)
 
 
 def _save(ctx: Any, sources: Sequence[Tensor], weight: Tensor, num_heads: int, output: tuple[Tensor, ...]) -> None:
-    mix, lse, rstd = output
+    _, lse, rstd = output
     ctx.num_heads = num_heads
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(lse, rstd)
-    ctx.save_for_backward(mix, lse, rstd, weight, *sources)
+    ctx.save_for_backward(lse, rstd, weight, *sources)
 
 
 def _gradients(
@@ -72,8 +70,8 @@ def _gradients(
     """One entry for each source, None where it is not wanted; then the gradient of the weight."""
     if grad is None:
         return [None] * len(wanted), None
-    mix, lse, rstd, weight, *sources = ctx.saved_tensors
-    source_grads, weight_grad = backward(grad, sources, weight, mix, lse, rstd, ctx.num_heads, wanted)
+    lse, rstd, weight, *sources = ctx.saved_tensors
+    source_grads, weight_grad = backward(grad, sources, weight, lse, rstd, ctx.num_heads, wanted)
     rest = iter(source_grads)
     return [next(rest) if each else None for each in wanted], weight_grad
 

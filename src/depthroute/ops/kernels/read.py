@@ -1,6 +1,9 @@
-"""One read in Triton: any number of sources, route heads and width, one pass over the sources in each direction.
+"""One read in Triton: any number of sources, route heads and width.
 
-Bytes for each token, itemsize b: forward (N + 1) D b; backward (2 N + 2) D b and the query gradient's partial sums.
+Rows of D values for each token: forward N and 1 written; backward N + 1 and N written, and the query gradient's partial
+sums. The backward passes over the sources twice, the second time from cache while there are not too many: first for
+delta = <gradient, mix>, since the mix as it was rounded would bring its rounding into every gradient of a logit, and
+those nearly cancel in a query's gradient.
 """
 
 from collections.abc import Sequence
@@ -61,9 +64,10 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["N", "T", "steps"])
 def _backward_kernel(
-    table, grad, weight, mix, lse, rstd, partial, N, T, steps,
+    table, grad, weight, lse, rstd, partial, N, T, steps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
+    dtype: tl.constexpr = grad.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     head, k = tl.arange(0, BH), tl.arange(0, BK)
     column = head[None, :, None] * K + k[None, None, :]
@@ -77,14 +81,23 @@ def _backward_kernel(
         row = token[:, None, None] * (H * K) + column
         mask = live[:, None, None] & inside
         g = tl.load(grad + row, mask=mask, other=0.0).to(tl.float32)
-        delta = tl.sum(g * tl.load(mix + row, mask=mask, other=0.0).to(tl.float32), 2)  # [BT, BH]
         z = tl.load(lse + token[:, None] * H + head[None, :], mask=live[:, None] & (head < H)[None, :], other=0.0)
-        excess = tl.zeros((BT, BH), tl.float32)
-        keys = tl.zeros((BT, BH, BK), tl.float32)
+        delta = tl.zeros((BT, BH), tl.float32)
         for first in range(0, N, UNROLL):
             values = ()  # type: tuple[tl.tensor, ...]
             for i in tl.static_range(UNROLL):
-                source = pointer(address(table, first + i, N), mix.dtype.element_ty)
+                source = pointer(address(table, first + i, N), dtype)
+                values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)  # noqa: RUF005
+            for i in tl.static_range(UNROLL):
+                n = first + i
+                v = values[i].to(tl.float32)
+                r = tl.load(rstd + token * N + n, mask=live & (n < N), other=0.0)[:, None]  # [BT, 1]
+                p = tl.exp(tl.where(n < N, tl.sum(v * w, 2) * r - z, float("-inf")))
+                delta += p * tl.sum(v * g, 2)
+        for first in range(0, N, UNROLL):
+            values = ()  # type: tuple[tl.tensor, ...]
+            for i in tl.static_range(UNROLL):
+                source = pointer(address(table, first + i, N), dtype)
                 values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)  # noqa: RUF005
             for i in tl.static_range(UNROLL):
                 n = first + i
@@ -98,13 +111,9 @@ def _backward_kernel(
                 ds = p[:, :, None] * g + u[:, :, None] * w - c[:, :, None] * v
                 target = address(table + N, n, N)
                 wanted = (n < N) & (target != address(table, n, N))
-                target = pointer(target, mix.dtype.element_ty)
-                tl.store(target + row, ds.to(mix.dtype.element_ty), mask=mask & wanted)
+                target = pointer(target, dtype)
+                tl.store(target + row, ds.to(dtype), mask=mask & wanted)
                 dw += u[:, :, None] * v
-                excess += dl
-                keys += (p * r)[:, :, None] * v
-        # The sum of dl over the sources is zero but for the rounding of mix in delta, which is known only here.
-        dw -= excess[:, :, None] * keys
     column2 = head[:, None] * K + k[None, :]
     tl.store(partial + program * (H * K) + column2, tl.sum(dw, 0), mask=(head < H)[:, None] & (k < K)[None, :])
 
@@ -133,32 +142,31 @@ def backward(
     grad: Tensor,
     sources: Sequence[Tensor],
     weight: Tensor,
-    mix: Tensor,
     lse: Tensor,
     rstd: Tensor,
     num_heads: int,
     wanted: Sequence[bool],
 ) -> tuple[list[Tensor], Tensor]:
     """Gradients of the wanted sources, in order, and of the weight. Of any strides: `grad` (..., D) and the sources."""
-    D = mix.shape[-1]
+    D = grad.shape[-1]
     if len(sources) == 1:
         # The only weight is 1 whatever the query is. Recomputed, it could be off by a rounding.
         return [grad.clone(memory_format=torch.contiguous_format)] if wanted[0] else [], torch.zeros_like(weight)
-    rows, weight, grad, T = [plain(source) for source in sources], plain(weight), plain(grad), mix.numel() // D
-    grads = [mix.new_empty(mix.shape) for each in wanted if each]
+    rows, weight, grad, T = [plain(source) for source in sources], plain(weight), plain(grad), grad.numel() // D
+    grads = [grad.new_empty(grad.shape) for each in wanted if each]
     rest = iter(grads)
     # A source as its own target means that its gradient is not wanted; the kernels write no such target.
     targets = [next(rest) if each else row for row, each in zip(rows, wanted, strict=True)]
-    tile = read_tile(num_heads, D // num_heads, mix.element_size())
-    with on_device(mix):
+    tile = read_tile(num_heads, D // num_heads, grad.element_size())
+    with on_device(grad):
         table = pointer_table([*rows, *targets])
         if tile is None:
-            return grads, wide.backward(table, grad, weight, mix, lse, rstd, len(rows), T)
+            return grads, wide.backward(table, grad, weight, lse, rstd, len(rows), T)
         blocks = triton.cdiv(T, tile.tokens)
         steps = max(1, triton.cdiv(blocks, tile.programs))
         partial = weight.new_empty((triton.cdiv(blocks, steps), D))
         _backward_kernel[(len(partial),)](
-            table, grad, weight, mix, lse, rstd, partial, len(rows), T, steps, num_heads, D // num_heads,
+            table, grad, weight, lse, rstd, partial, len(rows), T, steps, num_heads, D // num_heads,
             tile.tokens, tile.heads, tile.width, tile.unroll, num_warps=tile.warps,
         )  # fmt: skip
         return grads, partial.sum(0)

@@ -55,55 +55,57 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["N", "T"])
 def _backward_kernel(
-    table, grad, weight, mix, lse, rstd, scratch, partial, N, T,
+    table, grad, weight, lse, rstd, partial, N, T,
     H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     head = tl.arange(0, BH)
-    keys, dw = scratch + program.to(tl.int64) * (H * K), partial + program.to(tl.int64) * (H * K)
+    dtype: tl.constexpr = grad.dtype.element_ty
+    dw = partial + program.to(tl.int64) * (H * K)
     for t in range(program, T, tl.num_programs(0)):
         token = tl.cast(t, tl.int64)
         row = token * (H * K)
         z = tl.load(lse + token * H + head, mask=head < H, other=0.0)
         delta = tl.zeros((BH,), tl.float32)
-        for first in range(0, K, BK):
-            at, mask = _slice(head, first, H, K, BK)
-            g = tl.load(grad + row + at, mask=mask, other=0.0).to(tl.float32)
-            delta += tl.sum(g * tl.load(mix + row + at, mask=mask, other=0.0).to(tl.float32), 1)
-        excess = tl.zeros((BH,), tl.float32)
+        for n in range(N):
+            raw, dp = _products(table, n, N, weight, grad, row, head, dtype, H, K, BH, BK)
+            delta += tl.exp(raw * tl.load(rstd + token * N + n) - z) * dp
         for n in range(N):
             wanted = address(table, n, N) != address(table + N, n, N)
-            source = pointer(address(table, n, N), mix.dtype.element_ty) + row
-            target = pointer(address(table + N, n, N), mix.dtype.element_ty) + row
+            source = pointer(address(table, n, N), dtype) + row
+            target = pointer(address(table + N, n, N), dtype) + row
             r = tl.load(rstd + token * N + n)
-            raw = tl.zeros((BH,), tl.float32)
-            dp = tl.zeros((BH,), tl.float32)
-            for first in range(0, K, BK):
-                at, mask = _slice(head, first, H, K, BK)
-                v = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
-                raw += tl.sum(v * tl.load(weight + at, mask=mask, other=0.0), 1)
-                dp += tl.sum(v * tl.load(grad + row + at, mask=mask, other=0.0).to(tl.float32), 1)
+            raw, dp = _products(table, n, N, weight, grad, row, head, dtype, H, K, BH, BK)
             p = tl.exp(raw * r - z)
             dl = p * (dp - delta)
             c = tl.sum(dl * raw, 0) * (r * r * r / (H * K))
-            excess += dl
             for first in range(0, K, BK):
                 at, mask = _slice(head, first, H, K, BK)
                 v = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
                 w = tl.load(weight + at, mask=mask, other=0.0)
                 g = tl.load(grad + row + at, mask=mask, other=0.0).to(tl.float32)
                 ds = p[:, None] * g + (dl * r)[:, None] * w - c * v
-                tl.store(target + at, ds.to(mix.dtype.element_ty), mask=mask & wanted)
+                tl.store(target + at, ds.to(dtype), mask=mask & wanted)
                 old = tl.load(dw + at, mask=mask & ((n > 0) | (t > program)), other=0.0)
                 tl.store(dw + at, old + (dl * r)[:, None] * v, mask=mask)
-                old = tl.load(keys + at, mask=mask & (n > 0), other=0.0)
-                tl.store(keys + at, old + (p * r)[:, None] * v, mask=mask)
-            tl.debug_barrier()
-        for first in range(0, K, BK):
-            at, mask = _slice(head, first, H, K, BK)
-            total = tl.load(dw + at, mask=mask, other=0.0) - excess[:, None] * tl.load(keys + at, mask=mask, other=0.0)
-            tl.store(dw + at, total, mask=mask)
-        tl.debug_barrier()
+            tl.debug_barrier()  # the lane that loads it next need not be the one that stored it
+
+
+@triton.jit
+def _products(
+    table, n, N, weight, grad, row, head,
+    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Inner products of row n, for each head: with the weight and with the gradient."""
+    source = pointer(address(table, n, N), dtype) + row
+    raw = tl.zeros((BH,), tl.float32)
+    dp = tl.zeros((BH,), tl.float32)
+    for first in range(0, K, BK):
+        at, mask = _slice(head, first, H, K, BK)
+        v = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
+        raw += tl.sum(v * tl.load(weight + at, mask=mask, other=0.0), 1)
+        dp += tl.sum(v * tl.load(grad + row + at, mask=mask, other=0.0).to(tl.float32), 1)
+    return raw, dp
 
 
 @triton.jit
@@ -122,15 +124,12 @@ def forward(table: Tensor, weight: Tensor, mix: Tensor, lse: Tensor, rstd: Tenso
     )
 
 
-def backward(
-    table: Tensor, grad: Tensor, weight: Tensor, mix: Tensor, lse: Tensor, rstd: Tensor, N: int, T: int
-) -> Tensor:
+def backward(table: Tensor, grad: Tensor, weight: Tensor, lse: Tensor, rstd: Tensor, N: int, T: int) -> Tensor:
     """Fill the source gradients from a table of N source and N target pointers; return the gradient of the weight."""
-    D, H = mix.shape[-1], lse.shape[-1]
+    D, H = grad.shape[-1], lse.shape[-1]
     tile = wide_tile(H)
-    scratch, partial = weight.new_empty((2, min(T, tile.programs), D))
+    partial = weight.new_empty((min(T, tile.programs), D))
     _backward_kernel[(len(partial),)](
-        table, grad, weight, mix, lse, rstd, scratch, partial, N, T, H, D // H, tile.heads, tile.width,
-        num_warps=tile.warps,
-    )  # fmt: skip
+        table, grad, weight, lse, rstd, partial, N, T, H, D // H, tile.heads, tile.width, num_warps=tile.warps
+    )
     return partial.sum(0)
