@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import depthroute
 from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
@@ -61,6 +60,7 @@ def probe_folder(
         if value is not None and value < 2:
             raise ValueError(f"{name} is {value}; wanted at least 2")
     folder = Path(folder).expanduser()
+    environment = _environment()
     model, tokenizer = _load(folder)
     num_heads = _route_heads(model, folder)
     length = _length(model, folder, sequence_length)
@@ -81,7 +81,7 @@ def probe_folder(
         "sequence_length": length,
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "versions": {"depthroute": depthroute.__version__, "torch": torch.__version__},
+        "environment": environment,
         "collinearity": collinearity.result(model, sum(counted)),
         "disagreement": None if disagreement is None else disagreement.result(model, sum(counted)),
         "heads": heads.result(model, counted),
@@ -167,6 +167,18 @@ def _sequence(ids: list[int], half: int) -> dict[str, Tensor]:
 def _model_name(folder: Path) -> str:
     path = folder.resolve()
     return path.parent.name if path.name == "final" else path.name
+
+
+def _environment() -> dict[str, Any]:
+    """The code and the device, without the command: it tells where the model lay on this machine."""
+    try:
+        from depthroute.training.environment import describe_environment
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"probing a folder needs {error.name}: pip install 'depthroute[train]'", name=error.name
+        ) from error
+    found = describe_environment()
+    return {key: value for key, value in found.items() if key not in ("command", "threads")}
 
 
 def _name(source: str | Path | Sequence[str | Path]) -> str:
