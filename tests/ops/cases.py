@@ -87,7 +87,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def assert_as_good_as_reference(case: Case, actual: dict[str, Tensor], *, factor: float = 1.5, **options) -> None:
-    """fp32: each within 1e-5 of the fp64 reference. 16 bits: at most `factor` times the reference's error in that type."""
+    """fp32: within 1e-5 of the fp64 reference. 16 bits: at most `factor` times the reference's error in that type."""
     exact = case.double().results(backend="reference", **options)
     plain = case.results(backend="reference", **options)
     assert {name: value.dtype for name, value in actual.items()} == {name: plain[name].dtype for name in actual}

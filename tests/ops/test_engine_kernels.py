@@ -97,8 +97,9 @@ def test_merge_forward_and_backward_equal_the_algebra(target, case, poisoned_mem
     _, lse, newest = expected
     addends = [draw.row() if i % 2 else None for i in range(m)]
     rstd_addends = [None if i % 2 else draw.stat() for i in range(m - 1)]
-    arguments = (draw.row(), draw.stat() if has_inter else None, partial, lse_in, lse, newest, sources, rstd, weight, gamma,
-                 heads, 1e-5, addends, rstd_addends)  # fmt: skip
+    rstd_grad = draw.stat() if has_inter else None
+    arguments = (draw.row(), rstd_grad, partial, lse_in, lse, newest, sources, rstd, weight, gamma, heads, 1e-5,
+                 addends, rstd_addends)  # fmt: skip
     actual, expected = kernels.merge_backward(*arguments), algebra.merge_backward(*arguments)
     # The weight's gradient comes in parts that only their sum defines.
     actual, expected = ((*each[:3], each[3].sum(0), each[4]) for each in (actual, expected))

@@ -10,9 +10,22 @@ from depthroute import residual as schemes
 from support.models import decoder, gradients, in_fp64, move_off_init, routed, stock, tokens
 
 VARIANTS = {
-    "mhar": [{"num_heads": 1}, {"num_heads": 4, "scale": 0.5}, {"read_scale": "sum"}],
-    "block_mhar": [{"block_layers": 1}, {"block_layers": 2, "num_heads": 1, "read_scale": "sum"}],
-    "delta_mhar": [{"block_layers": 1}, {"block_layers": 2, "num_heads": 1}],
+    "mhar": [
+        {"num_heads": 1},
+        {"num_heads": 4, "scale": 0.5},
+        {"read_scale": "sum"},
+        {"read_scale": "sum", "backend": "reference"},
+    ],
+    "block_mhar": [
+        {"block_layers": 1},
+        {"block_layers": 2, "num_heads": 1, "read_scale": "sum"},
+        {"block_layers": 2, "backend": "reference"},
+    ],
+    "delta_mhar": [
+        {"block_layers": 1},
+        {"block_layers": 2, "num_heads": 1},
+        {"block_layers": 2, "scale": 0.5, "backend": "reference"},
+    ],
     "denseformer": [{"period": 2}, {"dilation": 2}],
     "mhc": [{"num_streams": 2, "iterations": 3}],
     "hyper_connections": [{"dynamic": False}, {"num_streams": 2}],
@@ -137,18 +150,24 @@ def test_compiles_without_a_graph_break(case):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_training_on_a_gpu_equals_eager_training(case):
+    """Both round to bf16, in different places: each is as far from fp64 as the other."""
     torch._dynamo.reset()
-    model = move_off_init(routed(case)).cuda().train()
     inputs = {key: value.cuda() for key, value in batch().items()}
-    found = []
+    model, exact = (move_off_init(routed(case)).cuda().train() for _ in range(2))
+    found = [_all_gradients(in_fp64(exact), inputs)]
     for function in (model, torch.compile(model, fullgraph=True)):
         model.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = function(**inputs, use_cache=False).loss
         loss.backward()
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-    # bf16 autocast alone moves these gradients by about 0.03: the compiler rounds in other places.
-    assert (found[1] - found[0]).norm() <= 0.05 * found[0].norm()
+    eager, compiled = ((result - found[0]).norm() / found[0].norm() for result in found[1:])
+    assert compiled <= 1.5 * eager
+
+
+def _all_gradients(model, inputs):
+    _, found = gradients(model, **inputs, use_cache=False)
+    return torch.cat([grad.flatten() for grad in found.values()])
 
 
 @pytest.mark.compat

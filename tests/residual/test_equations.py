@@ -130,7 +130,8 @@ def test_the_parts_of_delta_mhar_sum_to_the_stream_at_every_site(block_layers):
     for site in range(residual.num_sites - 1):
         x, state = residual.read(state, site, nn.Identity())
         state = residual.write(state, sublayer(site, x), site)
-        stream, *parts = state
+        finished, still_open = divmod(site + 1, 2 * block_layers)
+        stream, *parts = state[: 2 + finished + bool(still_open)]
         torch.testing.assert_close(sum(parts), stream, rtol=1e-12, atol=1e-12)
 
 

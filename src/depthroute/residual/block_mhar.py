@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from depthroute.residual.base import State, as_source
+from depthroute.ops.two_phase import Plan
 from depthroute.residual.mhar import Mhar
 from depthroute.residual.options import check_count
 
@@ -29,22 +27,17 @@ class BlockMhar(Mhar):
 
     options: Options
 
-    def write(self, state: State, y: Tensor, site: int) -> State:
-        if self._opens_block(site):
-            return (*state, as_source(y))
-        return (*state[:-1], state[-1] + as_source(y))
+    def make_plan(self) -> Plan:
+        return Plan.blocks(self.num_sites, self._block_sites)
 
     def source_names(self, site: int) -> tuple[str, ...]:
         if site == 0:
             return ()
         blocks = [f"block {block}" for block in range((site - 1) // self._block_sites + 1)]
-        if not self._opens_block(site) and site != self.num_sites - 1:
+        if not self.plan.appends(site) and site != self.num_sites - 1:
             blocks[-1] = "partial"
         return ("embedding", *blocks)
 
     @property
     def _block_sites(self) -> int:
         return 2 * self.options.block_layers
-
-    def _opens_block(self, site: int) -> bool:
-        return site % self._block_sites == 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthroute.ops.two_phase import GatedEngine, Plan, kernels_for
 from depthroute.residual.base import Residual, State, as_source
 from depthroute.residual.mhar import ReadOptions
 from depthroute.residual.options import check_count, route_heads
@@ -48,6 +49,9 @@ class DeltaMhar(Residual):
     stream; there is no final read. A block is `block_layers` layers, and its delta is what its sublayers added: the
     stream at its end minus the stream at its start, without the cancellation. So the entries after the stream sum
     to the stream at every layer. The stream keeps the stock model's dtype.
+
+    The reads of a block share their work (docs/operator.md); what it has under way lies in the state behind these.
+    `backend: reference` reads site by site with `depth_mix`.
     """
 
     @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class DeltaMhar(Residual):
     def __init__(self, options: Options, decoder: Any) -> None:
         super().__init__(options, decoder)
         self.reads = nn.ModuleList(options.read(decoder, GatedRead) for _ in range(self.num_sites - 1))
+        self.num_heads = route_heads(options.num_heads, decoder)
+        self.plan = Plan.deltas(self.num_sites - 1, self._block_sites)
 
     @classmethod
     def check(cls, options: Options, decoder: Any) -> None:
@@ -72,20 +78,27 @@ class DeltaMhar(Residual):
     def start(self, x: Tensor) -> State:
         # The source is a view, a node of its own in the graph: gradients then sum in the same order with and without
         # reentrant checkpointing, which takes stream and source as two inputs.
-        return (x, as_source(x).view_as(x))
+        source = as_source(x).view_as(x)
+        engine = self._engine(source)
+        return (x, source) if engine is None else engine.start(x, source)
 
     def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
+        if engine := self._engine(state[1]):
+            x, state = engine.read(state, site, self.reads)
+            return norm(x), state
         stream = state[0]
         read: GatedRead = self.reads[site]  # type: ignore[assignment]
         mix = read(read.with_null(self._finished(state, site)))
         return norm(stream + read.gate.to(stream.dtype) * mix.to(stream.dtype)), state
 
     def write(self, state: State, y: Tensor, site: int) -> State:
-        stream, sources, added = state[0], state[1:], y.to(state[0].dtype)
+        stream, sources, added = state[0] + y, self._finished(state, site), y.to(state[0].dtype)
         if site % self._block_sites:
-            sources, added = sources[:-1], sources[-1] + added
-        closes = (site + 1) % self._block_sites == 0
-        return (stream + y, *sources, as_source(added) if closes else added)
+            added = state[1 + len(sources)] + added
+        if (site + 1) % self._block_sites == 0:
+            added = as_source(added)
+        engine = self._engine(state[1])
+        return (stream, *sources, added) if engine is None else engine.write(state, stream, added, site)
 
     def finish(self, state: State) -> Tensor:
         return state[0]
@@ -108,3 +121,10 @@ class DeltaMhar(Residual):
     def _finished(self, state: State, site: int) -> State:
         """The embedding and the deltas of the finished blocks."""
         return state[1 : 2 + site // self._block_sites]
+
+    def _engine(self, source: Tensor) -> GatedEngine | None:
+        """What reads such sources in two phases; None where they are read site by site."""
+        kernels = kernels_for(source, self.num_heads, self.options.backend)
+        if kernels is None:
+            return None
+        return GatedEngine(self.plan, self.num_heads, scale=self.options.scale, eps=self.options.eps, kernels=kernels)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from depthroute.ops.two_phase import Engine, Plan, kernels_for
 from depthroute.residual.base import Residual, State, as_source, sublayer_name
 from depthroute.residual.options import check_choice, check_count, check_number, route_heads
 from depthroute.residual.read import DepthRead
@@ -45,6 +46,9 @@ class Mhar(Residual):
     Site j reads sources 0 .. j. Site 0 has one source, so it has no query: `reads[i]` belongs to site i + 1.
     With zero queries a read is the stream divided by its number of sources, which the norm behind it undoes up to
     its eps; `read_scale: sum` multiplies the read by that number, so that a converted model starts as the original.
+
+    The reads of a tile of sites share their work (docs/operator.md); what a tile has under way lies in the state behind
+    the sources. `backend: reference` reads site by site with `depth_mix`.
     """
 
     @dataclass(frozen=True)
@@ -61,6 +65,12 @@ class Mhar(Residual):
     def __init__(self, options: Options, decoder: Any) -> None:
         super().__init__(options, decoder)
         self.reads = nn.ModuleList(options.read(decoder) for _ in range(1, self.num_sites))
+        self.num_heads = route_heads(options.num_heads, decoder)
+        self.plan = self.make_plan()
+
+    def make_plan(self) -> Plan:
+        """Which sources there are at each site, and which sites read together."""
+        return Plan.full(self.num_sites)
 
     @classmethod
     def check(cls, options: Options, decoder: Any) -> None:
@@ -70,27 +80,45 @@ class Mhar(Residual):
         return (as_source(x),)
 
     def read(self, state: State, site: int, norm: nn.Module) -> tuple[Tensor, State]:
+        if engine := self._engine(state):
+            return engine.read(state, site, self.reads, norm, self._factor(site))
         return norm(self._mix(state, site)), state
 
     def write(self, state: State, y: Tensor, site: int) -> State:
-        return (*state, as_source(y))
+        if engine := self._engine(state):
+            return engine.write(state, as_source(y), site)
+        if self.plan.appends(site):
+            return (*state, as_source(y))
+        return (*state[:-1], state[-1] + as_source(y))
 
     def finish(self, state: State) -> Tensor:
-        return self._mix(state, self.num_sites - 1)
+        last = self.num_sites - 1
+        if engine := self._engine(state):
+            return engine.finish(state, self.reads, self._factor(last))
+        return self._mix(state, last)
 
     def site_read(self, state: State, site: int) -> tuple[DepthRead, State] | None:
         if site == 0:
             return None
         read: DepthRead = self.reads[site - 1]  # type: ignore[assignment]
-        return read, state
+        return read, state[: self.plan.num_sources(site)]
 
     def source_names(self, site: int) -> tuple[str, ...]:
         if site == 0:
             return ()
         return ("embedding", *(sublayer_name(written) for written in range(site)))
 
+    def _engine(self, state: State) -> Engine | None:
+        """What reads this state in two phases; None where its sources are read site by site."""
+        kernels = kernels_for(state[0], self.num_heads, self.options.backend)
+        if kernels is None:
+            return None
+        return Engine(self.plan, self.num_heads, scale=self.options.scale, eps=self.options.eps, kernels=kernels)
+
     def _mix(self, state: State, site: int) -> Tensor:
-        if site == 0:
-            return state[0]
-        mix = self.reads[site - 1](state)
-        return mix * len(state) if self.options.read_scale == "sum" else mix
+        mix = self.reads[site - 1](state) if site else state[0]
+        factor = self._factor(site)
+        return mix if factor == 1 else mix * factor
+
+    def _factor(self, site: int) -> int:
+        return self.plan.num_sources(site) if self.options.read_scale == "sum" else 1

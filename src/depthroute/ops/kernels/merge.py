@@ -123,7 +123,9 @@ def _backward_kernel(
         m_a = p_in[:, :, None] * mixed[0].to(tl.float32)
         m_b = p_in[:, :, None] * mixed[1].to(tl.float32)
         for first in tl.static_range(0, len(sources), UNROLL):
-            rows = _load_rows(first, UNROLL, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB)
+            rows = _load_rows(
+                first, UNROLL, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
+            )
             if first < M:
                 for i in tl.static_range(first, first + UNROLL):
                     v, r = rows[i - first]

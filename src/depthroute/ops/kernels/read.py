@@ -95,7 +95,7 @@ def _backward_kernel(
                 p = tl.exp(tl.where(n < N, tl.sum(v * w, 2) * r - z, float("-inf")))
                 delta += p * tl.sum(v * g, 2)
         for first in range(0, N, UNROLL):
-            values = ()  # type: tuple[tl.tensor, ...]
+            values = ()
             for i in tl.static_range(UNROLL):
                 source = pointer(address(table, first + i, N), dtype)
                 values = values + (tl.load(source + row, mask=mask & (first + i < N), other=0.0),)  # noqa: RUF005

@@ -8,7 +8,9 @@ algebra.py is the arithmetic in plain PyTorch, kernels/inter.py, merge.py and ga
 register.py makes differentiable operators of either, plan.py chooses the tiles, engine.py runs a chain of sites.
 """
 
-from depthroute.ops.two_phase.gated import gated_merge
+from depthroute.ops.two_phase.engine import Engine, kernels_for
+from depthroute.ops.two_phase.gated import GatedEngine, gated_merge
+from depthroute.ops.two_phase.plan import Plan
 from depthroute.ops.two_phase.register import Merged, inter, merge
 
-__all__ = ["Merged", "gated_merge", "inter", "merge"]
+__all__ = ["Engine", "GatedEngine", "Merged", "Plan", "gated_merge", "inter", "kernels_for", "merge"]

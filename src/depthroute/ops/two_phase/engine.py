@@ -14,7 +14,6 @@ through checkpointing, reentrant too, and FSDP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,13 +68,19 @@ class Engine:
         return (*sources[:-1], sources[-1] + y, *rest[: count - 1], *rest[count:])
 
     def read(
-        self, state: State, site: int, reads: Sequence[Any], norm: nn.Module | None = None
+        self,
+        state: State,
+        site: int,
+        reads: Any,
+        norm: nn.Module | None = None,
+        factor: float = 1.0,
     ) -> tuple[Tensor, State]:
         """What `site` reads (..., D), and the state to give to `write`.
 
         reads: the parameters of the sites from 1 on, modules with `query` and `norm_weight` (D,). Site 0 has one
             source, which is what it reads.
-        norm: an RMSNorm module to apply to the mix, with `weight` and its eps; see `fusable_eps`.
+        norm: a module to apply to the mix; an RMSNorm is fused where `fusable_eps` knows it.
+        factor: on the mix, before the norm.
         """
         open_ = self._unpack(state, site)
         if site == self.plan.tile(site)[0]:
@@ -92,10 +97,13 @@ class Engine:
             self.num_heads,
             self.eps,
             norm_weight=None if norm_eps is None else norm.weight,  # type: ignore[union-attr,arg-type]
-            norm_eps=norm_eps or 0.0,
+            norm_eps=(norm_eps or 0.0) / factor**2,  # the norm of a multiple is that of the mix with another eps
             kernels=self.kernels,
         )
-        out = merged.out if norm is None or norm_eps is not None else norm(merged.out)
+        out = merged.out
+        if norm_eps is None:
+            out = out if factor == 1 else out * factor
+            out = out if norm is None else norm(out)
         state = (
             *open_.sources[:first],
             *merged.sources,
@@ -107,9 +115,9 @@ class Engine:
         )
         return out, state
 
-    def finish(self, state: State, reads: Sequence[Any]) -> Tensor:
+    def finish(self, state: State, reads: Any, factor: float = 1.0) -> Tensor:
         """What the last site reads (..., D)."""
-        return self.read(state, self.plan.num_sites - 1, reads)[0]
+        return self.read(state, self.plan.num_sites - 1, reads, factor=factor)[0]
 
     def _unpack(self, state: State, site: int) -> _Open:
         count = self.plan.num_sources(site)
@@ -122,7 +130,7 @@ class Engine:
             return _Open(sources, rstd, (), (), rest)
         return _Open(sources, rstd, rest[:ahead], rest[ahead : 2 * ahead], rest[2 * ahead :])
 
-    def _open_tile(self, open_: _Open, site: int, reads: Sequence[Any]) -> _Open:
+    def _open_tile(self, open_: _Open, site: int, reads: Any) -> _Open:
         """Make the inter read of a tile whose first site is `site`."""
         _, end = self.plan.tile(site)
         source = open_.sources[0]
@@ -137,7 +145,7 @@ class Engine:
         )
         return _Open((*sources, *open_.sources[finished:]), (*rstd, *open_.rstd[finished:]), partials, lses, rows)
 
-    def _weight(self, start: int, end: int, reads: Sequence[Any], source: Tensor) -> Tensor:
+    def _weight(self, start: int, end: int, reads: Any, source: Tensor) -> Tensor:
         """scale * query * norm_weight (S, D) of the sites `start` .. `end` - 1; zero for site 0."""
         dtype = accumulation_dtype(source.dtype)
         sites = [reads[site - 1] for site in range(max(start, 1), end)]
@@ -149,23 +157,24 @@ class Engine:
         return torch.cat([zero[0].unsqueeze(0), weight]) if zero else weight
 
 
-def runs_kernels(source: Tensor, num_heads: int, backend: str) -> bool:
-    """Whether chains of such sources run in two phases in Triton, as `backend` of `depth_mix` has it.
+def kernels_for(source: Tensor, num_heads: int, backend: str) -> bool | None:
+    """How to read a chain of such sources: in two phases with kernels (True) or without (False), or one by one (None).
 
-    "auto" does so on a GPU, "triton" wherever Triton runs, "reference" never. Rows too wide for the kernels are left to
-    `depth_mix`, which has no such limit. RuntimeError where "triton" cannot run at all.
+    `backend` is that of `depth_mix`. "reference" reads one by one, and so do rows too wide for the kernels of the two
+    phases, since those of `depth_mix` have no such limit. RuntimeError where "triton" cannot run at all.
     """
     from depthroute import ops
 
-    if backend == "reference" or (backend == "auto" and not source.is_cuda):
-        return False
-    if obstacle := ops._triton_obstacle(source, return_weights=False):
-        if backend == "triton":
-            raise RuntimeError(f"backend 'triton' cannot run here: {obstacle}")
+    if backend == "reference":
+        return None
+    obstacle = ops._triton_obstacle(source, return_weights=False)
+    if backend == "triton" and obstacle:
+        raise RuntimeError(f"backend 'triton' cannot run here: {obstacle}")
+    if obstacle or (backend == "auto" and not source.is_cuda):
         return False
     from depthroute.ops.kernels.two_phase import obstacle as shape_obstacle
 
-    return shape_obstacle(num_heads, source.shape[-1] // num_heads, source.dtype.itemsize) is None
+    return True if shape_obstacle(num_heads, source.shape[-1] // num_heads, source.dtype.itemsize) is None else None
 
 
 def partial_rows(kernels: bool) -> int:

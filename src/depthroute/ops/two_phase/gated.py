@@ -11,7 +11,70 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from depthroute.ops.reference import accumulation_dtype
-from depthroute.ops.two_phase.register import _bodies, _row_like, _stat_like
+from depthroute.ops.two_phase.plan import Plan
+from depthroute.ops.two_phase.register import _bodies, _row_like, _stat_like, inter
+
+State = tuple[Tensor, ...]
+
+
+class GatedEngine:
+    """Gated reads beside a stream, of an embedding and the deltas of finished blocks; keeps nothing between calls.
+
+    A state before `site` reads is a flat tuple: the stream, the C finished sources (..., D), the delta so far of the
+    block that is open if it has one, the rstd (..., H) of the sources, and, where the tile has made its inter read, the
+    partial mixes, log-sum-exps and weights (D,) of this site and those after it in the tile.
+
+    Args:
+        plan: `Plan.deltas`. num_heads, scale, eps: of every read. kernels: Triton, or plain PyTorch.
+    """
+
+    def __init__(self, plan: Plan, num_heads: int, *, scale: float = 1.0, eps: float = 1e-6, kernels: bool) -> None:
+        assert plan.block is not None
+        self.plan, self.block, self.num_heads = plan, plan.block, num_heads
+        self.scale, self.eps, self.kernels = scale, eps, kernels
+
+    def start(self, stream: Tensor, source: Tensor) -> State:
+        return (stream, source, self._rstd(source))
+
+    def read(self, state: State, site: int, reads: Any) -> tuple[Tensor, State]:
+        """stream + gate * mix (..., D) of `site`, and the state to give to `write`.
+
+        reads: of all sites, modules with `query`, `norm_weight`, `null_source` (D,) and `gate` (1,).
+        """
+        first, end = self.plan.tile(site)
+        count, before = self._counts(site)
+        rstd, ahead = state[before : before + count], state[before + count :]
+        if site == first:
+            dtype = accumulation_dtype(state[1].dtype)
+            query = torch.stack([read.query for read in reads[first:end]]).to(dtype)
+            weight = self.scale * query * torch.stack([read.norm_weight for read in reads[first:end]]).to(dtype)
+            partials, lses, sources, rstd = inter(state[1 : 1 + count], rstd, weight, self.num_heads, self.kernels)
+            state = (state[0], *sources, *state[1 + count :])
+            ahead = (*partials, *lses, *weight.unbind(0))
+        n = end - site
+        read = reads[site]
+        out = gated_merge(
+            state[0], read.gate, ahead[0], ahead[n], read.null_source, ahead[2 * n], self.num_heads, self.eps,
+            kernels=self.kernels,
+        )  # fmt: skip
+        return out, (*state[:before], *rstd, *ahead[1:n], *ahead[n + 1 : 2 * n], *ahead[2 * n + 1 :])
+
+    def write(self, state: State, stream: Tensor, added: Tensor, site: int) -> State:
+        """Record the new stream, and what the block of `site` has added so far: a source if that completes it."""
+        count, before = self._counts(site)
+        sources, rest = state[1 : 1 + count], state[before:]
+        if (site + 1) % self.block:
+            return (stream, *sources, added, *rest)
+        return (stream, *sources, added, *rest[:count], self._rstd(added), *rest[count:])
+
+    def _counts(self, site: int) -> tuple[int, int]:
+        """How many sources are finished, and how many tensors come before their rstd."""
+        count = 1 + site // self.block
+        return count, 1 + count + (site % self.block != 0)
+
+    def _rstd(self, source: Tensor) -> Tensor:
+        mean_square = source.to(accumulation_dtype(source.dtype)).square().mean(-1, keepdim=True)
+        return torch.rsqrt(mean_square + self.eps).expand(*source.shape[:-1], self.num_heads).contiguous()
 
 
 def gated_merge(

@@ -43,12 +43,12 @@ class Plan:
         The first site reads the embedding alone. The sites after it that see the same finished sources, up to the one
         that sees the block's sum complete, are a tile, or several where a block has more sites than a tile may have.
         """
-        starts = [0]
-        for first in range(1, num_sites, block):
-            size = min(block, num_sites - first)
-            tiles = math.ceil(size / NARROW)
-            starts += [first + size * i // tiles for i in range(tiles)]
-        return Plan(num_sites, tuple(starts), block)
+        return Plan(num_sites, (0, *_cuts(1, num_sites, block)), block)
+
+    @staticmethod
+    def deltas(num_sites: int, block: int) -> Plan:
+        """The chain whose sources are the embedding and the sums over finished blocks of `block` sites."""
+        return Plan(num_sites, _cuts(0, num_sites, block), block)
 
     def tile(self, site: int) -> tuple[int, int]:
         """First site of the tile of `site`, and the first one after it."""
@@ -74,3 +74,13 @@ class Plan:
     def appends(self, site: int) -> bool:
         """Whether the output of `site` is a source of its own, rather than added to the newest."""
         return self.block is None or site % self.block == 0
+
+
+def _cuts(first: int, end: int, block: int) -> tuple[int, ...]:
+    """First sites of the tiles: one for each block, or several where a block has more sites than a tile may have."""
+    starts: list[int] = []
+    for start in range(first, end, block):
+        size = min(block, end - start)
+        tiles = math.ceil(size / NARROW)
+        starts += [start + size * i // tiles for i in range(tiles)]
+    return tuple(starts)
