@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from depthroute.data import load_tokenizer
+from depthroute.evaluation.results import ModelResults, write_json
+from depthroute.evaluation.scores import compare_models
 from depthroute.probing import probe_folder
 from support.browser import chromium  # noqa: F401  (a fixture)
 from support.models import move_off_init, routed
@@ -187,3 +189,53 @@ def probed(tmp_path_factory) -> dict[int, Path]:
         load_tokenizer("embedded").save_pretrained(folder)
         probe_folder(folder, tokens=256, draws=2)
     return folders
+
+
+TASKS = {"hellaswag": ("acc_norm", 300, 0.40), "piqa": ("acc", 200, 0.62), "wikitext": ("word_perplexity", 40, 3.5)}
+
+
+def write_evaluation(folder: Path, gains: dict[str, float], *, limit: int | None = None) -> Path:
+    """A results folder of `depthroute evaluate`; `gains` is model -> how much better than the base its scores are."""
+    items = {name: {task: {task: _items(task, gain, name)} for task in TASKS} for name, gain in gains.items()}
+    record: dict[str, Any] = {"tasks": list(TASKS), "models": {}}
+    for name, units in items.items():
+        settings = {"name": name, "weights": "0" * 64, "max_length": 256, "limit": limit, "batch_size": 8}
+        settings |= {"dtype": "auto", "data": "local", "lm_eval": "0.4.9"}
+        results = ModelResults(folder / name, settings)
+        for task, of_task in units.items():
+            metric, count, _ = TASKS[task]
+            values = [item[metric] for item in of_task[task]]
+            if isinstance(values[0], list):
+                mean = math.exp(-sum(value[0] for value in values) / sum(value[1] for value in values))
+            else:
+                mean = sum(values) / len(values)
+            metrics = {"alias": task, f"{metric},none": mean, f"{metric}_stderr,none": 0.02, "bad,none": "nan"}
+            scores = {"metrics": metrics, "items": count, "items_of_the_task": 10 * count, "shots": 0, "version": 1.0}
+            scores |= {"dtype": "float32", "device": "cpu", "deviation": "read as text" if task == "piqa" else None}
+            results.save(task, scores, of_task[task])
+        tasks = {task: results.scores(task) for task in units}
+        groups = {"all": {"metrics": {"acc,none": 0.5, "acc_stderr,none": "N/A"}, "items": 500}}
+        record["models"][name] = {"settings": settings, "dtype": "float32", "device": "cpu", "tasks": tasks}
+        record["models"][name]["groups"] = groups
+    first, *others = items.items()
+    record["comparisons"] = [compare_models(first, other).to_dict() for other in others]
+    write_json(folder / "evaluation.json", record)
+    return folder
+
+
+def _items(task: str, gain: float, name: str) -> list[dict[str, Any]]:
+    metric, count, base = TASKS[task]
+    shared, own = random.Random(task), random.Random(f"{task} {name}")
+    found = []
+    for i in range(count):
+        if metric == "word_perplexity":
+            value: Any = [-(base - gain + shared.gauss(0, 0.2) + own.gauss(0, 0.05)) * (i + 5), i + 5]
+        else:
+            value = float(shared.random() < base or own.random() < gain)
+        found.append({"doc_id": i, "doc_hash": f"{i:064d}", "filter": "none", "metrics": [metric], metric: value})
+    return found
+
+
+@pytest.fixture(scope="session")
+def make_evaluation() -> Callable[..., Path]:
+    return write_evaluation

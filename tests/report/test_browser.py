@@ -9,6 +9,7 @@ import pytest
 from depthroute.report import build_report
 
 PHONE, DESK = 375, 1440
+KINDS = ("study", "run", "probe", "evaluation")
 LOSSES = {"additive": {0: 3.34, 1: 3.33}, "mhar": {0: 3.28, 1: 3.26}, "mhar-with-a-long-name": {0: 3.30, 1: 3.31}}
 # Every picture of the page, and whether the browser could decode it: HTML images, and those inside of the figures.
 PICTURES = """async () => {
@@ -25,7 +26,7 @@ COLUMN = "(rows, column) => rows.map((row) => row.cells[column].dataset.value ??
 
 
 @pytest.fixture(scope="module")
-def pages(chromium, tmp_path_factory, make_run, make_study, make_read_weights, probed):
+def pages(chromium, tmp_path_factory, make_run, make_study, make_read_weights, make_evaluation, probed):
     """Kind -> the page of a folder of that kind."""
     folder = tmp_path_factory.mktemp("pages")
     study = make_study(folder / "study", LOSSES, layers=2, heads=2)
@@ -35,7 +36,8 @@ def pages(chromium, tmp_path_factory, make_run, make_study, make_read_weights, p
     probe = folder / "probe"
     probe.mkdir()
     shutil.copy(probed[1] / "probe.json", probe)
-    return {name: build_report(folder / name) for name in ("study", "run", "probe")}
+    make_evaluation(folder / "evaluation", {"plain": 0.0, "a-model-with-a-longer-name": 0.05})
+    return {name: build_report(folder / name) for name in KINDS}
 
 
 @pytest.fixture
@@ -60,15 +62,23 @@ def visit(chromium):
     assert complaints == []
 
 
-@pytest.mark.parametrize("kind", ["study", "run", "probe"])
+def test_on_a_phone_a_long_name_leaves_room_for_its_numbers(visit, tmp_path, make_study):
+    name = "an_arm_whose_name_has_no_place_to_break_it_and_is_long"
+    page = visit(build_report(make_study(tmp_path / "study", {"additive": {0: 3.3}, name: {0: 3.2}}, layers=1)), PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+    for cell in page.locator("table.comparison tbody th").all():
+        assert cell.bounding_box()["width"] < 0.65 * PHONE
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_quiet_whole_and_no_wider_than_the_window(pages, visit, kind, width, scheme):
     page = visit(pages[kind], width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     decoded = page.evaluate(PICTURES)
-    assert decoded
     assert all(decoded)
+    assert bool(decoded) == (kind != "evaluation")  # whose figures are lines alone
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.strip("rgb()").split(","))) < 200) == (scheme == "dark")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from xml.etree import ElementTree
 
 import matplotlib
@@ -69,6 +70,16 @@ def test_a_run_that_did_not_finish_is_a_line_of_its_own(tmp_path, make_study):
     assert mean.get_ydata()[-1] == group.runs[0].evaluations[-1]["loss"]
     assert alone.get_ydata()[-1] == group.runs[1].evaluations[-1]["loss"]
     assert alone.get_linewidth() < mean.get_linewidth()
+
+
+def test_the_training_loss_of_a_single_run_stays_in_sight(tmp_path, make_run):
+    folder = make_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    below = [line | {"loss": line["loss"] - 2} if line["kind"] == "train" else line for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in below))
+    group = read_folder(folder).groups[0]
+    axes = figures.loss_curves(group, strokes(group.arms, None)).axes[0]
+    assert axes.get_ylim()[0] < min(line["loss"] for line in group.runs[0].training)
 
 
 def test_figures_without_data_are_left_out(tmp_path, make_run):

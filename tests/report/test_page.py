@@ -217,10 +217,16 @@ def numbers_in(value):
         yield value
 
 
-def test_every_number_of_a_table_stands_in_a_file_that_the_page_links(study):
-    page = read(study / "report" / "index.html")
+@pytest.mark.parametrize("kind", ["study", "probe", "evaluation"])
+def test_every_number_of_a_table_stands_in_a_file_that_the_page_links(kind, study, tmp_path, probed, make_evaluation):
+    folder = study if kind == "study" else tmp_path
+    if kind == "probe":
+        shutil.copy(probed[2] / "probe.json", folder)
+    elif kind == "evaluation":
+        make_evaluation(folder, {"plain": 0.0, "routed": 0.3})
+    page = check_self_contained(build_report(folder))
     shown = {float(number) for number in page.numbers if not number.isdecimal()}
-    linked = {study / "report" / unquote(link) for link in page.links if link.endswith(".json")}
+    linked = {folder / "report" / unquote(link) for link in page.links if link.endswith(".json")}
     known = {number for path in linked for number in numbers_in(json.loads(path.read_text()))}
     assert len(shown) > 8
     assert shown <= known

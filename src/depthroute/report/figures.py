@@ -43,8 +43,8 @@ def loss_curves(group: Group, strokes: Mapping[str, Stroke], unigram_entropy: fl
             if not run.finished:
                 shown.append(band([points(run.evaluations)]))
                 _draw_thin(axes, shown[-1], strokes[arm], arm if not finished and run is runs[0] else None)
-    if len(group.runs) == 1:
-        _draw_training(axes, group.runs[0])
+    if len(group.runs) == 1 and group.runs[0].training:
+        shown.append(_draw_training(axes, group.runs[0]))
     _fit_losses(axes, shown)
     if unigram_entropy is not None and axes.get_ylim()[1] > unigram_entropy:
         axes.axhline(unigram_entropy, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="unigram entropy")
@@ -144,10 +144,10 @@ def _draw_thin(axes: Axes, curve: Band, stroke: Stroke, arm: str | None) -> None
     axes.plot(curve.tokens[-1:], curve.mean[-1:], "x", color=stroke.colour, markersize=5)
 
 
-def _draw_training(axes: Axes, run: Run) -> None:
-    if run.training:
-        training = points(run.training)
-        axes.plot(list(training), list(training.values()), color=INK, linewidth=0.6, alpha=0.6, label="training loss")
+def _draw_training(axes: Axes, run: Run) -> Band:
+    training = band([points(run.training)])
+    axes.plot(training.tokens, training.mean, color=INK, linewidth=0.6, alpha=0.6, label="training loss")
+    return training
 
 
 def _fit_losses(axes: Axes, curves: Iterable[Band], include: float | None = None) -> None:

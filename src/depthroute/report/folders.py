@@ -9,9 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from depthroute.report.evaluations import RECORD as EVALUATION_FILE
+from depthroute.report.evaluations import Evaluation, read_evaluation
 from depthroute.report.probes import RECORD as PROBE_FILE
 from depthroute.report.probes import Probe, read_probe
 from depthroute.report.runs import RUN_FILES, Run, parse_yaml, read_json, read_run, read_text
+
+EVALUATIONS = "evaluation"  # where `depthroute evaluate` puts its results in the folder of a model or run
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,12 @@ class Folder:
 
     name: str
     path: Path
-    kind: str  # "run", "study" or "probe"
+    kind: str  # "run", "study", "evaluation", "probe", or "model" with both of the last two
     groups: tuple[Group, ...]
     description: str = ""
     samples: tuple[Mapping[str, str], ...] = ()
     probes: tuple[Probe, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -63,10 +68,10 @@ class Folder:
 
 
 def read_folder(folder: str | Path) -> Folder:
-    """The runs of a study folder or a run folder, finished or not, or what a probe wrote beside a model.
+    """The runs of a study folder or a run folder, finished or not, or what evaluating or probing a model left.
 
     Raises FileNotFoundError if there is no such folder, ValueError if it is none of these, a study without any run, or
-    a damaged probe.
+    if all that there is to show is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -75,11 +80,12 @@ def read_folder(folder: str | Path) -> Folder:
         return _read_study(folder)
     if any((folder / name).is_file() for name in RUN_FILES):
         return _read_single_run(folder)
-    if (folder / PROBE_FILE).is_file():
-        return _read_single_probe(folder)
+    if any((folder / name).is_file() for name in (EVALUATION_FILE, f"{EVALUATIONS}/{EVALUATION_FILE}", PROBE_FILE)):
+        return _read_model(folder)
     raise ValueError(
         f"folder: {folder} is neither a run folder (it has none of {', '.join(RUN_FILES)}) "
-        f"nor a study folder (it has no study.yaml and no runs/) nor was it probed (it has no {PROBE_FILE})"
+        "nor a study folder (it has no study.yaml and no runs/), nor is there an evaluation or a probe in it "
+        f"({EVALUATION_FILE}, {PROBE_FILE})"
     )
 
 
@@ -91,16 +97,26 @@ def _read_single_run(folder: Path) -> Folder:
     problems: list[str] = []
     samples = _read_samples(folder / "samples.json", problems)
     group = Group("", (run.arm,), None, (run,))
-    probe = read_probe(folder, problems, run.arm)
-    return Folder(run.arm, folder, "run", (group,), "", samples, (probe,) if probe else (), tuple(problems))
+    probes, evaluations = _findings(folder, problems, run.arm)
+    return Folder(run.arm, folder, "run", (group,), "", samples, probes, evaluations, tuple(problems))
 
 
-def _read_single_probe(folder: Path) -> Folder:
+def _read_model(folder: Path) -> Folder:
     problems: list[str] = []
-    probe = read_probe(folder, problems)
-    if probe is None:
+    probes, evaluations = _findings(folder, problems)
+    if not probes and not evaluations:
         raise ValueError(f"folder: {folder} has nothing to show; {'; '.join(problems)}")
-    return Folder(probe.label, folder, "probe", (), probes=(probe,))
+    kind = "evaluation" if not probes else "model" if evaluations else "probe"
+    name = (probes or evaluations)[0].label
+    return Folder(name, folder, kind, (), "", (), probes, evaluations, tuple(problems))
+
+
+def _findings(folder: Path, problems: list[str], label: str = "") -> tuple[tuple[Probe, ...], tuple[Evaluation, ...]]:
+    """The probe and the evaluation of one model, where there are any."""
+    probe = read_probe(folder, problems, label)
+    place = folder if (folder / EVALUATION_FILE).is_file() else folder / EVALUATIONS
+    evaluation = read_evaluation(place, problems, label)
+    return (probe,) if probe else (), (evaluation,) if evaluation else ()
 
 
 def _read_study(folder: Path) -> Folder:
@@ -125,22 +141,27 @@ def _read_study(folder: Path) -> Folder:
     samples = _read_samples(folder / "samples.json", problems)
     name = str(settings.get("name") or folder.resolve().name)
     description = str(settings.get("description") or "")
-    probes = tuple(_probes(groups, problems))
-    return Folder(name, folder, "study", tuple(groups), description, samples, probes, tuple(problems))
+    probes, evaluations = _findings(folder, problems)
+    for found in _findings_of_arms(groups, problems):
+        probes, evaluations = probes + found[0], evaluations + found[1]
+    return Folder(name, folder, "study", tuple(groups), description, samples, probes, evaluations, tuple(problems))
 
 
-def _probes(groups: Iterable[Group], problems: list[str]) -> Iterator[Probe]:
-    """The probe of the first seed of each arm that has one."""
+def _findings_of_arms(
+    groups: Iterable[Group], problems: list[str]
+) -> Iterator[tuple[tuple[Probe, ...], tuple[Evaluation, ...]]]:
+    """The probe and the evaluation of the first seed of each arm that has one."""
     for group in groups:
         for arm in group.arms:
             label = f"{arm}, {group.point}" if group.point else arm
+            probes: tuple[Probe, ...] = ()
+            evaluations: tuple[Evaluation, ...] = ()
             for run in group.of(arm):
                 here: list[str] = []
-                probe = read_probe(run.folder, here, f"{label}, seed {run.seed}")
+                found = _findings(run.folder, here, f"{label}, seed {run.seed}")
+                probes, evaluations = probes or found[0], evaluations or found[1]
                 problems += [f"{arm}/seed-{run.seed}/{problem}" for problem in here]
-                if probe is not None:
-                    yield probe
-                    break
+            yield probes, evaluations
 
 
 def _places(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:

@@ -15,11 +15,12 @@ import jinja2
 from markupsafe import Markup
 
 from depthroute.report import formats
+from depthroute.report.evaluation_parts import evaluation_part
 from depthroute.report.folders import read_folder
 from depthroute.report.plates import Plates, write_text
 from depthroute.report.probe_parts import probe_part
 from depthroute.report.run_parts import run_sections
-from depthroute.report.settings import probe_settings, settings
+from depthroute.report.settings import evaluation_settings, probe_settings, settings
 from depthroute.report.style import strokes
 
 _FILTERS = (
@@ -36,10 +37,10 @@ _FILTERS = (
 
 
 def build_report(folder: str | Path) -> Path:
-    """Writes `report/index.html` into the folder of a run or study, finished or not, or of a probed model.
+    """Writes `report/index.html` into the folder of a run or study, finished or not, an evaluation or a probe.
 
-    Returns its path. Beside it: `figures/*.svg`, every figure as a file, and `numbers.json`, every computed number in
-    full precision.
+    Returns its path. Beside it: `figures/*.svg`, every figure as a file, and for runs `numbers.json`, every computed
+    number in full precision.
     Raises FileNotFoundError if there is no such folder, ValueError if it is none of these.
     """
     contents = read_folder(folder)
@@ -50,6 +51,7 @@ def build_report(folder: str | Path) -> Path:
     sections = run_sections(contents, colours, plates)
     mapped = any(maps.plates for section in sections for maps in section.maps)
     probes = [probe_part(probe, index, plates, with_maps=not mapped) for index, probe in enumerate(contents.probes, 1)]
+    evaluations = [evaluation_part(one, index, plates) for index, one in enumerate(contents.evaluations, 1)]
     script = _script()
     page = (
         _templates(out)
@@ -58,15 +60,18 @@ def build_report(folder: str | Path) -> Path:
             folder=contents,
             sections=sections,
             probes=probes,
+            evaluations=evaluations,
             strokes=colours,
             settings=settings(contents),
             probe_settings=probe_settings,
+            evaluation_settings=evaluation_settings,
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
-    numbers = {"name": contents.name, "comparisons": [asdict(section.comparison) for section in sections]}
-    write_text(out / "numbers.json", json.dumps(numbers, indent=2) + "\n")
+    if sections:
+        numbers = {"name": contents.name, "comparisons": [asdict(section.comparison) for section in sections]}
+        write_text(out / "numbers.json", json.dumps(numbers, indent=2) + "\n")
     write_text(out / "index.html", page)
     plates.remove_others()
     return out / "index.html"

@@ -77,6 +77,9 @@ def _plates(probe: Probe, stem: str, plates: Plates) -> Iterator[Plate]:
     dots = ", dots are its heads" if probe.num_heads > 1 else ""
     yield plates.add(probe_figures.evenness(probe), f"{stem}-evenness", _EVENNESS.format(dots=dots))
     yield plates.add(probe_figures.source_shares(probe), f"{stem}-sources", _SHARES)
+    if probe.deviation is not None:
+        matrix = probe.deviation["between_heads"]["matrix"]
+        yield plates.add(correlation_matrix(matrix), f"{stem}-between-heads", _BETWEEN)
 
 
 def _weight_maps(probe: Probe, stem: str, plates: Plates) -> Iterator[Plate]:
@@ -92,8 +95,6 @@ def _deviations(probe: Probe, stem: str, plates: Plates) -> Iterator[Plate]:
         for head in range(probe.num_heads):
             caption = f"Deviations of {probe.label}, route head {head}"
             yield plates.add(deviation_map(probe.sites, head, largest), f"{stem}-deviation-head-{head}", caption)
-        matrix = probe.deviation["between_heads"]["matrix"]
-        yield plates.add(correlation_matrix(matrix), f"{stem}-between-heads", _BETWEEN)
 
 
 def _site_rows(probe: Probe) -> Iterator[SiteRow]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from depthroute.report.evaluations import Evaluation
 from depthroute.report.folders import Folder
 from depthroute.report.probes import Probe
 from depthroute.report.runs import Run, parse_yaml
@@ -60,6 +61,17 @@ def probe_settings(probe: Probe) -> dict[str, dict[str, str]]:
     nested = {key: flatten(value) for key, value in probe.about.items() if isinstance(value, Mapping)}
     plain = flatten({key: value for key, value in probe.about.items() if key not in nested})
     return {"what was probed": plain, **nested}
+
+
+def evaluation_settings(evaluation: Evaluation) -> dict[str, dict[str, str]]:
+    """Heading -> key -> value: how each model was evaluated, and whatever else the file says beside the results."""
+    results = ("models", "comparisons", "tasks")
+    about = flatten({key: value for key, value in evaluation.found.items() if key not in results})
+    models = {
+        name: flatten({**model["settings"], "dtype": model["dtype"], "device": model["device"]})
+        for name, model in evaluation.found["models"].items()
+    }
+    return models | ({"what was evaluated": about} if about else {})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

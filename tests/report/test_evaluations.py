@@ -1,0 +1,121 @@
+"""Pages and figures about what an evaluation found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from depthroute.report import build_report
+from depthroute.report.evaluation_parts import differences
+from depthroute.report.evaluations import read_evaluation
+from depthroute.report.folders import read_folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, make_evaluation):
+    """The results folder of two models, of which the second is much better."""
+    return make_evaluation(tmp_path_factory.mktemp("evaluations") / "pair", {"plain": 0.0, "routed": 0.3}, limit=300)
+
+
+@pytest.fixture
+def evaluation(pair):
+    return read_evaluation(pair, [])
+
+
+def test_scores_are_those_of_the_file_with_their_errors(evaluation):
+    rows = {(row.task, row.metric): row for row in evaluation.rows}
+    assert list(rows) == [
+        ("all", "acc"),
+        ("hellaswag", "acc_norm"),
+        ("piqa", "acc"),
+        ("wikitext", "word_perplexity"),
+    ]
+    row = rows["hellaswag", "acc_norm"]
+    metrics = evaluation.found["models"]["routed"]["tasks"]["hellaswag"]["metrics"]
+    assert (row.scores["routed"].value, row.scores["routed"].error) == (metrics["acc_norm,none"], 0.02)
+    assert (row.items, row.shots) == (300, 0)
+    assert rows["all", "acc"].scores["plain"].error is None
+    assert rows["all", "acc"].shots is None
+
+
+def test_what_is_significant_is_said_with_its_size(evaluation):
+    (sentence,) = evaluation.statement
+    tasks = {task["task"]: task for task in evaluation.comparisons[0]["tasks"]}
+    assert sentence.startswith("routed and plain differ significantly on 3 of 3 tasks (5 % level, corrected")
+    assert f"hellaswag acc_norm {tasks['hellaswag acc_norm']['difference']:+.4f}" in sentence
+
+
+def test_what_is_not_significant_is_not_said_to_differ(tmp_path, make_evaluation):
+    folder = make_evaluation(tmp_path / "same", {"a": 0.0, "b": 0.001})
+    found = read_evaluation(folder, [])
+    for task in found.comparisons[0]["tasks"]:
+        task["p_holm"] = 0.05
+    (sentence,) = found.statement
+    assert sentence.startswith("b and a do not differ significantly on any of 3 tasks")
+    assert sentence.endswith("the smallest p-value is that of hellaswag acc_norm, p = 0.05.")
+
+
+def test_intervals_are_those_of_the_file_with_a_dot_where_significant(evaluation):
+    tasks = [dict(task) for task in evaluation.comparisons[0]["tasks"]]
+    tasks[0]["p_holm"], tasks[1]["p_holm"] = 0.049, 0.05
+    _, bar, dot, _, other = differences(tasks, "difference").axes[0].lines[:5]
+    assert list(bar.get_xdata()) == [tasks[0]["low"], tasks[0]["high"]]
+    assert list(dot.get_xdata()) == [tasks[0]["difference"]]
+    assert (dot.get_marker(), other.get_marker()) == ("o", "|")
+
+
+def test_a_page_has_the_tests_the_scores_and_what_limits_them(pair):
+    path = build_report(pair)
+    page = path.read_text()
+    for text in ("plain and routed", "p (Holm)", "McNemar", "bootstrap", "only the first 300 items of each task"):
+        assert text in page
+    assert "piqa: read as text" in page
+    assert 'href="../plain/hellaswag.items.jsonl"' in page
+    assert 'href="../evaluation.json"' in page
+    figures = {found.name for found in (path.parent / "figures").iterdir()}
+    assert figures == {"evaluation-1-differences-1-routed.svg", "evaluation-1-differences-1-routed-losses.svg"}
+
+
+def test_one_model_has_scores_and_no_comparison(tmp_path, make_evaluation):
+    page = build_report(make_evaluation(tmp_path / "one", {"plain": 0.0})).read_text()
+    assert "plain on 4 tasks." in page
+    assert "p (Holm)" not in page
+
+
+def test_an_evaluation_beside_a_model_or_a_run_is_shown_with_it(tmp_path, probed, make_evaluation, make_run):
+    model = tmp_path / "model"
+    make_evaluation(model / "evaluation", {"small": 0.0})
+    assert read_folder(model).kind == "evaluation"
+    shutil.copy(probed[1] / "probe.json", model)
+    found = read_folder(model)
+    assert (found.kind, len(found.probes), len(found.evaluations)) == ("model", 1, 1)
+    page = build_report(model).read_text()
+    assert "What the queries learned" in page
+    assert 'href="../evaluation/small/piqa.items.jsonl"' in page
+    run = make_run(tmp_path / "run", name="my run", steps=100)
+    make_evaluation(run / "evaluation", {"run": 0.0})
+    assert [one.label for one in read_folder(run).evaluations] == ["my run"]
+
+
+def test_a_damaged_evaluation_is_named_in_one_line(pair, tmp_path):
+    content = json.loads((pair / "evaluation.json").read_text())
+    for change, fault in (
+        ({"models": []}, r"models is a list; wanted an object"),
+        ({"models": {}}, r"models is empty"),
+        ({"comparisons": [{"baseline": "a"}]}, r"comparisons\[0\]\.candidate is missing"),
+        ({"models": {"a": {}}}, r"models\.a\.settings is missing"),
+    ):
+        (tmp_path / "evaluation.json").write_text(json.dumps({**content, **change}))
+        with pytest.raises(ValueError, match=rf"has nothing to show; evaluation\.json: damaged \({fault}\)"):
+            build_report(tmp_path)
+
+
+def test_names_of_models_and_tasks_are_text(pair, tmp_path):
+    evil = "<script>alert(1)</script>"
+    content = (pair / "evaluation.json").read_text().replace('"routed"', json.dumps(evil))
+    (tmp_path / "evaluation.json").write_text(content.replace("hellaswag", evil))
+    page = build_report(tmp_path).read_text()
+    assert evil not in page
+    assert page.count("&lt;script&gt;alert(1)") > 5
