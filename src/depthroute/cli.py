@@ -88,8 +88,8 @@ def convert(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="The folder of a run or of a study.")]) -> None:
-    """Write one self-contained HTML page about a run or a study."""
+def report(folder: Annotated[Path, typer.Argument(help="The folder of a run, study, evaluation or probe.")]) -> None:
+    """Write one self-contained HTML page about a run, a study, an evaluation or a probe."""
     typer.echo(load("report", extra="report").build_report(folder))
 
 
@@ -103,6 +103,32 @@ def probe(
     """Look at what the queries of a model have learned."""
     probing = load("probing", extra="train")
     probing.print_probe(probing.probe_folder(folder, text=text, tokens=tokens, out=out))
+
+
+@app.command()
+def evaluate(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Saved models, or folders of runs.")],
+    tasks: Annotated[str, typer.Option(help="Names of lm-eval's tasks, groups and tags, with commas.")],
+    data_root: Annotated[Path | None, typer.Option(help="Read the tasks from local files in this folder.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each task.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; what was saved by default.")] = "auto",
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run generated code, in a sandbox.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; in the model's by default.")] = None,
+) -> None:
+    """Score saved models by lm-eval, and compare each with the first. Run it again to finish what is unfinished."""
+    evaluation = load("evaluation.harness", extra="eval")
+    folder = evaluation.evaluate_folders(
+        folders,
+        [name.strip() for name in tasks.split(",") if name.strip()],
+        data_root=data_root,
+        limit=limit,
+        batch_size=batch_size,
+        dtype=dtype,
+        allow_code=allow_code,
+        out=out,
+    )
+    typer.echo((folder / evaluation.TABLE).read_text(encoding="utf-8"))
 
 
 @app.command()

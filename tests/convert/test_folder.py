@@ -116,7 +116,7 @@ def test_a_failure_at_the_end_leaves_nothing(checkpoint, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(folder, "model_card", fail)
+    monkeypatch.setattr(folder, "conversion_card", fail)
     source = checkpoint()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(OSError, match="disk full"):

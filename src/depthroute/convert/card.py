@@ -5,29 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from depthroute.convert.check import PRECISIONS
-
-_CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- depthroute
----
-# {name}
-
-{source}, converted by depthroute {version} with the residual scheme
-`{scheme}`. It has been trained no further: what it computes is what the table says. The licence of {source} holds.
-
-```python
-import depthroute, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained("{name}")
-```
-
-- decoder: {architecture}, {parameters:,} parameters in {dtype}, of which {residual_parameters:,} are the scheme's
-- scheme: {options}
-
-{check}
-"""
+from depthroute.models.card import describe_scheme, model_card
 
 _CHECK = """\
 Beside {source}, on {tokens} tokens of {text}:
@@ -39,16 +17,20 @@ Beside {source}, on {tokens} tokens of {text}:
 Greedy text: {equal} of {prompts} continuations of {new_tokens} tokens are equal. All numbers: conversion.json."""
 
 
-def model_card(name: str, record: dict[str, Any]) -> str:
+def conversion_card(name: str, record: dict[str, Any]) -> str:
     """README.md of a converted model, made from its conversion record alone."""
-    return _CARD.format(
-        name=name,
-        source=record["source"],
-        version=record["versions"]["depthroute"],
-        scheme=record["residual"]["scheme"],
-        options=", ".join(f"`{key}: {value}`" for key, value in record["residual"].items()),
-        check=_check(record) if "check" in record else f"Not checked against {record['source']}.",
-        **{key: record[key] for key in ("architecture", "parameters", "dtype", "residual_parameters")},
+    source, residual = record["source"], record["residual"]
+    return model_card(
+        name,
+        f"{source}, converted by depthroute {record['versions']['depthroute']} with the residual scheme\n"
+        f"`{residual['scheme']}`. It has been trained no further: what it computes is what the table says. "
+        f"The licence of {source} holds.",
+        [
+            f"decoder: {record['architecture']}, {record['parameters']:,} parameters in {record['dtype']}, "
+            f"of which {record['residual_parameters']:,} are the scheme's",
+            describe_scheme(residual),
+        ],
+        _check(record) if "check" in record else f"Not checked against {source}.",
     )
 
 

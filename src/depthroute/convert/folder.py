@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import depthroute
 from depthroute.convert import check as checking
 from depthroute.convert.assembly import as_dtype
-from depthroute.convert.card import model_card
+from depthroute.convert.card import conversion_card
 from depthroute.convert.from_hf import Converted, convert
 from depthroute.convert.gguf import gguf_tokenizer, load_gguf
 from depthroute.convert.sources import COMPANIONS, Source, first_line, is_gguf, locate
+from depthroute.models.card import CARD
 
 RECORD = "conversion.json"
 
@@ -64,7 +65,7 @@ def convert_folder(
         if check:
             record["check"] = _check(original, model, tokenizer)
         (draft / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(model_card(destination.name, record), encoding="utf-8")
+        (draft / CARD).write_text(conversion_card(destination.name, record), encoding="utf-8")
     return record
 
 

@@ -1,0 +1,83 @@
+"""A results folder: one folder for each model, one file for each finished task, and one for its items.
+
+    <out>/<model>/settings.json        what the results below hold for
+    <out>/<model>/<task>.json          the scores of a finished task
+    <out>/<model>/<task>.items.jsonl   its items: what the model said, and the score of each
+    <out>/evaluation.json, .md         all models and tasks, with the significance of differences
+
+Every file appears whole, and that of the scores last: a task with scores is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+SETTINGS, RECORD, TABLE = "settings.json", "evaluation.json", "evaluation.md"
+
+
+class ModelResults:
+    """The results of one model under one set of settings.
+
+    Raises ValueError where the folder holds results of other settings, naming what differs.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, settings
+        file = folder / SETTINGS
+        if file.is_file():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            for key in sorted({*found, *settings}):
+                if found.get(key) != settings.get(key):
+                    raise ValueError(
+                        f"out: {folder} holds results for {key} {found.get(key)!r}, this is {settings.get(key)!r}; "
+                        "give another folder, or remove that one"
+                    )
+        else:
+            write_json(file, settings)
+
+    def is_finished(self, task: str) -> bool:
+        return (self.folder / f"{task}.json").is_file()
+
+    def scores(self, task: str) -> dict[str, Any]:
+        return json.loads((self.folder / f"{task}.json").read_text(encoding="utf-8"))
+
+    def items(self, task: str) -> Iterator[dict[str, Any]]:
+        with (self.folder / f"{task}.items.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+    def save(self, task: str, scores: dict[str, Any], items: Iterable[dict[str, Any]]) -> None:
+        """The scores last, so that what they say is there once they are."""
+        lines = (json.dumps(_plain(item), ensure_ascii=False) + "\n" for item in items)
+        write_text(self.folder / f"{task}.items.jsonl", "".join(lines))
+        write_json(self.folder / f"{task}.json", scores)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(_plain(content), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file is there whole, or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(text, encoding="utf-8", newline="")
+    os.replace(draft, path)
+
+
+def _plain(value: Any) -> Any:
+    """In types that JSON has: numpy's numbers become Python's, what is not finite its name, tuples lists."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

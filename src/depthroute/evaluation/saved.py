@@ -1,0 +1,114 @@
+"""A saved model as lm-eval sees it: what was saved, with its own tokenizer and its own context."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig
+from transformers.utils import logging
+
+import depthroute  # noqa: F401  (registers the model type)
+from depthroute.errors import nearest
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model folder. `weights`: sha256 over its weight files, by which results are known to be its own."""
+
+    name: str
+    folder: Path
+    weights: str
+    max_length: int
+
+
+def find_models(folders: Sequence[str | Path]) -> list[SavedModel]:
+    """The models in some folders: a model folder, or a run folder (its `final/`), each under a name of its own.
+
+    Raises FileNotFoundError for one without a model or a tokenizer, ValueError for one that is given twice.
+    """
+    places = [Path(folder).expanduser() for folder in folders]
+    sources = [place / "final" if (place / "final").is_dir() else place for place in places]
+    for place, source in zip(places, sources, strict=True):
+        if not (source / "config.json").is_file():
+            raise FileNotFoundError(f"folder: no model in {place}, there is no config.json")
+        if not any((source / name).is_file() for name in _TOKENIZERS):
+            raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
+    resolved = [source.resolve() for source in sources]
+    for index, path in enumerate(resolved):
+        if path in resolved[:index]:
+            raise ValueError(f"folders: {places[index]} is given twice")
+    return [SavedModel(name, path, _fingerprint(path), _context(path)) for name, path in _named(resolved)]
+
+
+def load_model(model: SavedModel, batch_size: int, dtype: str) -> HFLM:
+    """The model for lm-eval, on the GPU where there is one."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: unknown {dtype!r}{nearest(dtype, DTYPES)}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; wanted at least 1")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # of the weights' way from the file
+    try:
+        return HFLM(
+            pretrained=str(model.folder),
+            backend="causal",
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            dtype=dtype,
+            batch_size=batch_size,
+            max_length=model.max_length,
+        )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def describe_model(model: SavedModel) -> dict[str, Any]:
+    """For JSON, without the place on this machine."""
+    return {key: value for key, value in asdict(model).items() if key != "folder"}
+
+
+def _context(folder: Path) -> int:
+    config: Any = AutoConfig.from_pretrained(folder)
+    return int(config.max_position_embeddings)
+
+
+def _fingerprint(folder: Path) -> str:
+    files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"folder: the model in {folder} has no weights")
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as data:
+            digest.update(hashlib.file_digest(data, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _named(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    return zip(_names(folders), folders, strict=True)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the folders apart; `run/final-ema` goes by the name run-ema."""
+    places = [
+        folder.with_name(folder.parent.name + folder.name.removeprefix("final"))
+        if folder.name in ("final", "final-ema")
+        else folder
+        for folder in folders
+    ]
+    parts = [place.parts[1:] for place in places]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["-".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}-{index}" for index, name in enumerate(names, 1)]
