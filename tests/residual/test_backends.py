@@ -1,0 +1,70 @@
+"""One model read by one backend or another: the same numbers, to the precision of the dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.models import gradients, in_fp64, move_off_init, routed, tokens
+
+SCHEMES = [
+    {"scheme": "mhar"},
+    {"scheme": "mhar", "num_heads": 1},
+    {"scheme": "mhar", "read_scale": "sum"},
+    {"scheme": "block_mhar", "block_layers": 2},
+    {"scheme": "delta_mhar", "block_layers": 2},
+]
+
+
+def name(options):
+    return "-".join(str(value) for value in options.values())
+
+
+def batch(device="cpu"):
+    ids = tokens(length=7).to(device)
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_loss_and_gradients_are_those_of_reads_one_by_one(options, backend):
+    if torch.cuda.is_available() and backend == "triton":
+        pytest.skip("kernels are interpreted only without a CUDA device; they are compiled in the test below")
+    model, reference = (move_off_init(routed({**options, "backend": each})) for each in (backend, "reference"))
+    loss, found = gradients(model, **batch())
+    wanted_loss, wanted = gradients(reference, **batch())
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-5, atol=1e-6)
+    for key, grad in wanted.items():
+        assert (found[key] - grad).norm() <= 1e-4 * grad.norm() + 1e-8, key
+
+
+def parts(model, device):
+    """The logits, and the gradients of the scheme's and of the decoder's parameters, each as one vector."""
+    model = model.to(device).train()
+    logits = model(batch(device)["input_ids"], use_cache=False).logits
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)).to(logits)
+    (logits * upstream / logits.shape[-1]).sum().backward()
+    groups: dict[str, list[torch.Tensor]] = {"query": [], "norm_weight": [], "gate": [], "decoder": []}
+    for key, parameter in model.named_parameters():
+        last = key.rsplit(".", 1)[-1]
+        group = last if "residual." in key and last in groups else "norm_weight" if "residual." in key else "decoder"
+        groups[group].append(parameter.grad.double().flatten())
+    return {"logits": logits.detach().double(), **{key: torch.cat(each) for key, each in groups.items() if each}}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_errors_of_twelve_layers_are_those_of_the_reference_in_the_same_dtype(options, dtype):
+    shape = {"num_hidden_layers": 12, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    ours, reference, exact = (
+        move_off_init(routed({**options, "backend": backend}, **shape), std=0.02).to(dtype)
+        for backend in ("auto", "reference", "reference")
+    )
+    ours, reference, exact = (parts(model, "cuda") for model in (ours, reference, in_fp64(exact)))
+    for key, wanted in exact.items():
+        error, beside = ((each[key] - wanted).norm() / wanted.norm() for each in (ours, reference))
+        # A gradient that reaches the mix past no norm is not orthogonal to it (docs/log.md).
+        factor = 2 if options["scheme"] == "delta_mhar" and key == "query" else 1.5
+        assert error <= max(factor * beside, 1e-5 if dtype == torch.float32 else 0), (key, float(error), float(beside))
