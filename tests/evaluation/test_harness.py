@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +13,9 @@ from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
-from depthroute.evaluation import evaluate_folders, harness
+from depthroute.evaluation import evaluate_folders, harness, local_tasks, readers
 from depthroute.evaluation.results import RECORD, TABLE
+from depthroute.evaluation.saved import _names
 from depthroute.evaluation.scores import compare_models
 
 ADDITIVE = {"scheme": "additive"}
@@ -157,6 +160,24 @@ def test_other_settings_are_not_mixed(evaluate, save):
         evaluate(model, limit=2)
 
 
+def test_answers_that_are_shuffled_are_shuffled_alike(evaluate, save, data_root, monkeypatch):
+    """GPQA's own definition draws the order of the answers from the global generator."""
+    answers = ("Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3)))
+    questions = [{"Question": f"{n}?", **{key: f"{key} {n}" for key in answers}} for n in range(9)]
+    (data_root / "gpqa.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    task = local_tasks.LocalTask({"train": ("gpqa.jsonl", readers.json_lines)})
+    monkeypatch.setitem(local_tasks._TASKS, "gpqa_main_zeroshot", task)
+    monkeypatch.setattr(local_tasks, "_FOLDERS", "gpqa/zeroshot")
+    model, orders = save("model", MHAR), []
+    for seed in (1, 2):
+        random.seed(seed)
+        out = evaluate(model, tasks=["gpqa_main_zeroshot"], out=f"out-{seed}")
+        found = items(out, "model", "gpqa_main_zeroshot")
+        assert len({item["target"] for item in found}) > 1
+        orders.append([item["doc_hash"] for item in found])
+    assert orders[0] == orders[1]
+
+
 class Stub(LM):
     """A model that gives prepared answers."""
 
@@ -245,3 +266,10 @@ def test_the_card_of_the_model_has_the_scores(evaluate, save):
     assert "only the first 1 items" in card
     assert "model-index:" not in card
     assert not (stock / "README.md").exists()
+
+
+def test_models_go_by_the_shortest_names_that_tell_them_apart():
+    runs = Path("/runs")
+    assert _names([runs / "a" / "final", runs / "b"]) == ["a", "b"]
+    assert _names([runs / "a" / "final", runs / "a" / "final-ema"]) == ["a", "a-ema"]
+    assert _names([runs / arm / "seed-0" / "final" for arm in ("a", "b")]) == ["a-seed-0", "b-seed-0"]

@@ -27,6 +27,7 @@ from depthroute.evaluation.results import RECORD, TABLE, ModelResults, write_jso
 from depthroute.evaluation.sandbox import check_sandbox
 from depthroute.evaluation.saved import SavedModel, describe_model, find_models, load_model
 from depthroute.evaluation.scores import compare_models, evaluation_markdown
+from depthroute.training.environment import describe_code_and_device
 
 BOOTSTRAPS = 1000  # of lm-eval's own error of a perplexity
 _KEPT = ("doc_id", "doc_hash", "prompt_hash", "filter", "metrics", "target", "resps", "filtered_resps", "doc")
@@ -100,6 +101,7 @@ def run_tasks(
     if not unfinished:
         return
     lm = load_model(model, batch_size, dtype)
+    environment = describe_code_and_device()
     for number, name in enumerate(unfinished, 1):
         print(f"{model.name}: {name} ({number} of {len(unfinished)})", file=sys.stderr, flush=True)
         found: Any = lm_evaluate(
@@ -118,20 +120,26 @@ def run_tasks(
             "version": found["versions"][name],
             "dtype": str(lm.model.dtype).removeprefix("torch."),
             "device": lm.device.type,
+            "environment": environment,
             "deviation": deviations.get(name),
         }
         results.save(name, scores, [{key: item[key] for key in (*_KEPT, *item["metrics"])} for item in samples])
 
 
 def _prepared(task: Any) -> Any:
-    """What lm-eval's command line does before each task: its seeds, and no shots where the task names none."""
+    """As lm-eval's command line has a task before it runs: seeded, without shots where the task names none."""
     if task.get_config("num_fewshot") is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    _seed()
+    return task
+
+
+def _seed() -> None:
+    """The seeds of lm-eval's command line."""
     random.seed(DEFAULT_RANDOM_SEED)
     np.random.seed(DEFAULT_OTHER_SEED)
     torch.manual_seed(DEFAULT_OTHER_SEED)
-    return task
 
 
 def _load_tasks(
@@ -166,6 +174,7 @@ def _load_tasks(
 
 
 def _load(name: str, manager: TaskManager, data_root: str | Path | None) -> Any:
+    _seed()  # GPQA draws the order of its answers here
     try:
         return manager.load([name])
     except (OSError, ValueError) as error:

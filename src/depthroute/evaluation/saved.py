@@ -101,7 +101,7 @@ def _named(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
 def _names(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the folders apart; `run/final-ema` goes by the name run-ema."""
     places = [
-        folder.with_name(folder.parent.name + folder.name.removeprefix("final"))
+        folder.parent.with_name(folder.parent.name + folder.name.removeprefix("final"))
         if folder.name in ("final", "final-ema")
         else folder
         for folder in folders

@@ -1,0 +1,48 @@
+"""Models are found in their folders, and go by names that tell them apart."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from depthroute.evaluation.saved import find_models
+
+MHAR = {"scheme": "mhar", "num_heads": 2}
+
+
+@pytest.fixture
+def model(save):
+    return save("model", MHAR)
+
+
+@pytest.mark.parametrize(
+    ("places", "given", "names"),
+    [
+        (["model"], ["model"], ["model"]),
+        (["run/final"], ["run"], ["run"]),
+        (["run/final", "run/final-ema"], ["run", "run/final-ema"], ["run", "run-ema"]),
+        (["a/mhar/final", "b/mhar/final"], ["a/mhar", "b/mhar"], ["a-mhar", "b-mhar"]),
+        (["a/one", "two"], ["a/one", "two"], ["one", "two"]),
+    ],
+)
+def test_names(places, given, names, model, tmp_path):
+    for place in places:
+        shutil.copytree(model, tmp_path / place, dirs_exist_ok=True)
+    found = find_models([tmp_path / place for place in given])
+    assert [one.name for one in found] == names
+
+
+def test_weights_are_known_by_their_content(model, save, tmp_path):
+    shutil.copytree(model, tmp_path / "copy")
+    same, other = find_models([tmp_path / "copy", save("other", MHAR, 1)])
+    (first,) = find_models([model])
+    assert first.weights == same.weights != other.weights
+    assert first.max_length == 512
+
+
+def test_a_model_without_weights(model):
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        find_models([model])
