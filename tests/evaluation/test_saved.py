@@ -19,7 +19,7 @@ def model(save):
 @pytest.mark.parametrize(
     ("places", "given", "names"),
     [
-        (["model"], ["model"], ["model"]),
+        (["saved"], ["saved"], ["saved"]),
         (["run/final"], ["run"], ["run"]),
         (["run/final", "run/final-ema"], ["run", "run/final-ema"], ["run", "run-ema"]),
         (["a/mhar/final", "b/mhar/final"], ["a/mhar", "b/mhar"], ["a-mhar", "b-mhar"]),
