@@ -54,7 +54,7 @@ def test_what_is_not_significant_is_not_said_to_differ(tmp_path, make_evaluation
         task["p_holm"] = 0.05
     (sentence,) = found.statement
     assert sentence.startswith("b and a do not differ significantly on any of 3 tasks")
-    assert sentence.endswith("the smallest p-value is that of hellaswag acc_norm, p = 0.05.")
+    assert sentence.endswith("the smallest corrected p-value is that of hellaswag acc_norm, p = 0.05.")
 
 
 def test_intervals_are_those_of_the_file_with_a_dot_where_significant(evaluation):
@@ -74,6 +74,7 @@ def test_a_page_has_the_tests_the_scores_and_what_limits_them(pair):
     assert "piqa: read as text" in page
     assert 'href="../plain/hellaswag.items.jsonl"' in page
     assert 'href="../evaluation.json"' in page
+    assert "<dt>commit</dt><dd>0123abc; 4567def</dd>" in page
     figures = {found.name for found in (path.parent / "figures").iterdir()}
     assert figures == {"evaluation-1-differences-1-routed.svg", "evaluation-1-differences-1-routed-losses.svg"}
 

@@ -170,15 +170,13 @@ def _model_name(folder: Path) -> str:
 
 
 def _environment() -> dict[str, Any]:
-    """The code and the device, without the command: it tells where the model lay on this machine."""
     try:
-        from depthroute.training.environment import describe_environment
+        from depthroute.training.environment import describe_code_and_device
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"probing a folder needs {error.name}: pip install 'depthroute[train]'", name=error.name
         ) from error
-    found = describe_environment()
-    return {key: value for key, value in found.items() if key not in ("command", "threads")}
+    return describe_code_and_device()
 
 
 def _name(source: str | Path | Sequence[str | Path]) -> str:

@@ -156,20 +156,25 @@ def _statement(evaluation: Evaluation) -> Iterator[str]:
         tasks = {row.task for row in evaluation.rows}
         yield f"{' and '.join(evaluation.models)} on {len(tasks)} {'tasks' if len(tasks) > 1 else 'task'}."
     for comparison in evaluation.comparisons:
-        tasks = comparison["tasks"]
-        found = [task for task in tasks if significant(task)]
-        pair = f"{comparison['candidate']} and {comparison['baseline']}"
-        several = len(tasks) > 1
-        level = "5 % level, corrected for their number" if several else "5 % level"
-        if found:
-            said = ", ".join(f"{task['task']} {decimals(task['difference'], 4, True)}" for task in found)
-            yield (
-                f"{pair} differ significantly on {f'{len(found)} of {len(tasks)} tasks' if several else 'the task'} "
-                f"({level}): {said} ({comparison['candidate']} minus {comparison['baseline']})."
-            )
-        else:
-            least = min(tasks, key=lambda task: task["p_holm"])
-            yield (
-                f"{pair} do not differ significantly on {f'any of {len(tasks)} tasks' if several else 'the task'} "
-                f"({level}); the smallest p-value is that of {least['task']}, {p_value(least['p_holm'])}."
-            )
+        yield _state_comparison(comparison)
+
+
+def _state_comparison(comparison: Mapping[str, Any]) -> str:
+    tasks = comparison["tasks"]
+    found = [task for task in tasks if significant(task)]
+    several = len(tasks) > 1
+    level = "5 % level, corrected for their number" if several else "5 % level"
+    pair = f"{comparison['candidate']} and {comparison['baseline']}"
+    if found:
+        said = ", ".join(f"{task['task']} {decimals(task['difference'], 4, True)}" for task in found)
+        where = f"{len(found)} of {len(tasks)} tasks" if several else "the task"
+        return (
+            f"{pair} differ significantly on {where} ({level}): {said} "
+            f"({comparison['candidate']} minus {comparison['baseline']})."
+        )
+    least = min(tasks, key=lambda task: task["p_holm"])
+    where = f"any of {len(tasks)} tasks" if several else "the task"
+    return (
+        f"{pair} do not differ significantly on {where} ({level}); the smallest "
+        f"{'corrected ' if several else ''}p-value is that of {least['task']}, {p_value(least['p_holm'])}."
+    )

@@ -24,6 +24,13 @@ def decimals(value: float | None, places: int = 3, signed: bool = False) -> str:
     return text.replace("-", MINUS) if float(text) else text.replace("-", "+" if signed else "")
 
 
+def score(value: float | None) -> str:
+    """A score: four decimals, fewer of large ones, which are perplexities."""
+    if value is None:
+        return ABSENT
+    return decimals(value, 4 if abs(value) < 100 else 2) if abs(value) < 10_000 else count(value)
+
+
 def count(value: float | None) -> str:
     """A whole number with thousands apart."""
     return ABSENT if value is None else f"{value:,.0f}"
@@ -66,6 +73,7 @@ def duration(seconds: float | None) -> str:
 
 def unbroken(text: str) -> str:
     """The text with what belongs together kept on one line: 3.1 ± 0.2, p = 0.03."""
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
     for sign in ("±", "=", "<"):
         text = text.replace(f" {sign} ", f"\N{NO-BREAK SPACE}{sign}\N{NO-BREAK SPACE}")
     return text

@@ -27,6 +27,7 @@ _FILTERS = (
     formats.loss,
     formats.signed,
     formats.decimals,
+    formats.score,
     formats.count,
     formats.amount,
     formats.memory,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from depthroute.report.evaluations import Evaluation
 from depthroute.report.folders import Folder
 from depthroute.report.probes import Probe
-from depthroute.report.runs import Run, parse_yaml
+from depthroute.report.runs import parse_yaml
 
 _PER_RUN = ("name", "seed")
 _SHOWN_VALUES = 3
@@ -51,7 +51,7 @@ def settings(folder: Folder) -> Settings:
         if key not in differing:
             section, _, rest = key.partition(".")
             groups.setdefault(section if rest else "general", {})[rest or key] = recipes[0].values[key]
-    if environment := _environment(folder.runs):
+    if environment := _shared(run.environment for run in folder.runs):
         groups["environment"] = environment
     return Settings(tuple(recipes), differing, groups)
 
@@ -69,6 +69,7 @@ def evaluation_settings(evaluation: Evaluation) -> dict[str, dict[str, str]]:
     about = flatten({key: value for key, value in evaluation.found.items() if key not in results})
     models = {
         name: flatten({**model["settings"], "dtype": model["dtype"], "device": model["device"]})
+        | _shared(task.get("environment") for task in model["tasks"].values())
         for name, model in evaluation.found["models"].items()
     }
     return models | ({"what was evaluated": about} if about else {})
@@ -93,8 +94,9 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _environment(runs: Sequence[Run]) -> dict[str, str]:
-    flat = [flatten(run.environment) for run in runs if run.environment]
+def _shared(environments: Iterable[Mapping[str, Any] | None]) -> dict[str, str]:
+    """Every key of some environments with its value, or the different ones that there are."""
+    flat = [flatten(environment) for environment in environments if environment]
     shown = {}
     for key in dict.fromkeys(key for values in flat for key in values):
         found = list(dict.fromkeys(values[key] for values in flat if key in values))

@@ -33,6 +33,11 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+def describe_code_and_device() -> dict[str, Any]:
+    """The same without the command, which tells where things lay on this machine: for files that go with a model."""
+    return {key: value for key, value in describe_environment().items() if key not in ("command", "threads")}
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
