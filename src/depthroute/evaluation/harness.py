@@ -8,7 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -248,13 +248,14 @@ def _default_folder(folders: Sequence[str | Path], models: Sequence[SavedModel])
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's notes on its own definitions, and without a bar for each file that `datasets` reads."""
+    """Without lm-eval's notes on its own definitions and the bars of `datasets`; what it prints is no result."""
     logger = logging.getLogger("lm_eval")
     level, bars = logger.level, not datasets.are_progress_bars_disabled()
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         logger.setLevel(level)
         if bars:
