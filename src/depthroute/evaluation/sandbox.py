@@ -23,7 +23,7 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/urandom")
 # One thread each for libraries that would start as many as there are cores.
 _ENVIRONMENT = {"HOME": _FOLDER, "TMPDIR": _FOLDER, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_FIRST_SPARE_UID = 0x60000000
+_SPARE_UIDS = range(60578, 61184)  # that neither distributions nor systemd give away
 
 # Runs inside. What it says comes before the program can, or after all of it has run: a program that ends early, by
 # any exit code, has not passed. In an empty namespace, as lm-eval's own scorer runs it.
@@ -84,7 +84,7 @@ def run_program(program: str, limits: Limits | None = None) -> Outcome:
     """
     limits = limits or Limits()
     key = secrets.token_hex(16)
-    uid = _FIRST_SPARE_UID + os.getpid() if os.geteuid() == 0 else 0
+    uid = _SPARE_UIDS[os.getpid() % len(_SPARE_UIDS)] if os.geteuid() == 0 else 0
     job = {"program": program, "key": key, "uid": uid, "limits": _resource_limits(limits)}
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
