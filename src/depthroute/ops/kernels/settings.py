@@ -83,7 +83,7 @@ def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
     width, rest = _cut(head_width)
     # The widest rows take all the warps there may be, and more of a row a lane.
     lane = max(_overrides.get(f"merge_{phase}_lane", LANE), heads * width // (MAX_WARPS * WARP))
-    wanted = _overrides.get(f"merge_{phase}_warps", 4 if phase == "forward" else 8)
+    wanted = _overrides.get(f"merge_{phase}_warps", 2 if phase == "forward" else 4)
     tokens = max(1, wanted * WARP * lane // (heads * width))
     warps = max(1, tokens * heads * width // (WARP * lane))
     return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
@@ -94,14 +94,15 @@ def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> In
     width, rest = _cut(head_width, least=16)
     chunks = max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize]))
     chunks = min(MAX_CHUNKS[itemsize], chunks)
-    sources = _overrides.get(f"inter_{phase}_sources", 16)
+    many = itemsize == 2 and head_width <= 512  # of wider heads the shared memory has no room for so many
+    sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
     sites = max(8, triton.next_power_of_2(num_sites))
     return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)
 
 
 def inter_programs(chunks: int, phase: str) -> int:
     """Programs of an inter read for all its heads: a few times what runs at once, each for a run of tokens."""
-    warps = _overrides.get(f"inter_{phase}_warps", 24 if phase == "forward" else 16)
+    warps = _overrides.get(f"inter_{phase}_warps", 16 if phase == "forward" else 8)
     return max(1, 132 * warps // chunks)
 
 
