@@ -80,7 +80,10 @@ def describe_model(model: SavedModel) -> dict[str, Any]:
 
 def _context(folder: Path) -> int:
     config: Any = AutoConfig.from_pretrained(folder)
-    return int(config.max_position_embeddings)
+    try:
+        return int(config.max_position_embeddings)
+    except AttributeError:
+        raise ValueError(f"folder: {folder} has a configuration without max_position_embeddings, its context") from None
 
 
 def _fingerprint(folder: Path) -> str:
