@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
+from depthroute.models.card import CARD
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.training import strict_yaml
 from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metrics
+from depthroute.training.card import training_card
 from depthroute.training.checkpoints import checkpoints, last_complete, rotate, write_json, write_text
 from depthroute.training.environment import describe_environment
 from depthroute.training.hf_trainer import RecipeTrainer, training_arguments
@@ -107,6 +109,10 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
             "unigram_entropy": splits.unigram_entropy,
             "seconds_to_first_step": writer.seconds_to_first_step,
         }
+        for name in ("final", "final-ema"):
+            if (out / name).is_dir():
+                card = training_card(recipe, summary, model.config.residual, averaged=name == "final-ema")
+                write_text(out / name / CARD, card)
         write_json(out / "summary.json", summary)
     trainer.accelerator.wait_for_everyone()
 
