@@ -1,26 +1,55 @@
-"""FSDP2 by Accelerate: what is left to autocast, and what is refused."""
+"""FSDP2: what is cut and how, and what is refused. That shards compute the same is shown in test_distributed.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from depthroute.training.sharding import leave_precision_to_autocast, placed_like, reshard, whole
+from depthroute.training import hf_trainer, load_recipe
+from depthroute.training.hf_trainer import shards_the_model
+from depthroute.training.sharding import mesh_of, placed_like, reshard, whole
 
-
-def test_weights_are_gathered_in_fp32():
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    plugin.set_mixed_precision("bf16")
-    assert plugin.mixed_precision_policy.output_dtype == torch.bfloat16  # the loss too
-    leave_precision_to_autocast(plugin)
-    assert plugin.mixed_precision_policy == MixedPrecisionPolicy()
+SMALL = {"name": "small", "optimizer": {"warmup_steps": 1}, "training": {"steps": 2}}
 
 
 def test_fsdp1_is_refused():
     with pytest.raises(ValueError, match="fsdp_version is 1, but should be 2"):
-        leave_precision_to_autocast(FullyShardedDataParallelPlugin(fsdp_version=1))
+        hf_trainer._check_plugin(FullyShardedDataParallelPlugin(fsdp_version=1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"activation_checkpointing": True}, "wanted training.gradient_checkpointing=true instead"),
+        ({"cpu_offload": True}, "fsdp_offload_params is true"),
+    ],
+)
+def test_what_is_not_done_here_is_refused(asked, said):
+    with pytest.raises(ValueError, match=said):
+        hf_trainer._check_plugin(FullyShardedDataParallelPlugin(fsdp_version=2, **asked))
+
+
+def test_rounded_weights_want_rounded_arithmetic():
+    with pytest.raises(ValueError, match="gather_precision is 'bf16', but should be 'fp32'"):
+        load_recipe(SMALL, ["training.gather_precision=bf16"])
+    assert load_recipe(SMALL, ["training.gather_precision=bf16", "training.precision=bf16"])
+
+
+@pytest.mark.parametrize("asks", ["recipe", "accelerate", None])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_is_sharded_where_that_was_asked_and_there_are_several_devices(monkeypatch, asks, ranks):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true" if asks == "accelerate" else "false")
+    recipe = load_recipe(SMALL, ["training.sharding=full"] if asks == "recipe" else [])
+    assert shards_the_model(recipe) == (asks is not None and ranks == 2)
+
+
+def test_hybrid_shard_wants_as_many_processes_on_every_host(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
+    with pytest.raises(ValueError, match="'hybrid', but 6 processes are not 4 on every host"):
+        mesh_of("hybrid", "cpu")
 
 
 def test_plain_tensors_stay_as_they_are():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute.training.sharding import compile_layers
+from depthroute.training.compilation import compile_layers
 
 
 def compile_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> None:
@@ -46,7 +46,7 @@ def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Any:
 
     def run(*state: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         with _placed(layer, device):
-            own = tuple(part.detach().requires_grad_() for part in state)
+            own = tuple(part.detach().requires_grad_(part.is_floating_point()) for part in state)
             after = compiled(*own, **arguments)
             # An output that is an input has no graph of its own.
             made = [part for part in after if part.grad_fn is not None]

@@ -23,9 +23,10 @@ class MetricsWriter(TrainerCallback):
     """Appends a line to metrics.jsonl for each log and each evaluation, and one to held_out.jsonl beside it.
 
     A line of kind "train" has the mean loss since the line before, the rate and the gradient norm of its step, and
-    what `Meter.read` says. A line of kind "evaluation" has the seconds that the evaluation took, and where the scheme
-    has gates or queries a line of kind "residual" says where these stand. A line of held_out.jsonl has the loss of
-    each held-out sequence, so that two runs can be compared sequence by sequence.
+    what `Meter.read` says, and where there are several `devices` what it says of each. A line of kind "evaluation" has
+    the seconds that the evaluation took, and where the scheme has gates or queries a line of kind "residual" says where
+    these stand. A line of held_out.jsonl has the loss of each held-out sequence, so that two runs can be compared
+    sequence by sequence.
     A resumed run first takes back the lines after its checkpoint, so no step stands there twice.
     """
 
@@ -68,6 +69,7 @@ class MetricsWriter(TrainerCallback):
                 tokens_per_second=logs["tokens_per_second"],
                 peak_memory_bytes=logs["peak_memory_bytes"],
                 seconds=logs["seconds"],
+                **({"devices": self.meter.devices} if self.meter.devices else {}),
             )
 
     def on_evaluate(

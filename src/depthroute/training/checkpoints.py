@@ -12,11 +12,16 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+SHARDS = "shards"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -79,6 +84,42 @@ def rotate(out: Path, keep: int) -> None:
     for folder in checkpoints(out):
         if folder not in kept:
             shutil.rmtree(folder)
+
+
+def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Write a model and its optimizer, each rank its own shards; all ranks take part.
+
+    The files do not depend on how the model is cut: `load_shards` reads them on another number of ranks, on one
+    device, and under another strategy.
+    """
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    save_tensors(folder / SHARDS, {"model": weights, "optimizer": moments})
+
+
+def load_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give a model and its optimizer what `save_shards` has written; all ranks take part."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+    load_tensors(folder / SHARDS, state)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def save_tensors(folder: Path, state: dict[str, Any]) -> None:
+    """Write a nested dictionary of tensors, sharded ones too, by torch.distributed.checkpoint."""
+    from torch.distributed import checkpoint, is_initialized
+
+    checkpoint.save(state, checkpoint_id=folder, no_dist=not is_initialized())
+
+
+def load_tensors(folder: Path, state: dict[str, Any]) -> None:
+    """Read into the tensors of such a dictionary, each rank what its shards need."""
+    from torch.distributed import checkpoint, is_initialized
+
+    checkpoint.load(state, checkpoint_id=folder, no_dist=not is_initialized())
 
 
 def write_text(path: Path, text: str) -> None:

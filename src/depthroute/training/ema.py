@@ -10,20 +10,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from depthroute.training.checkpoints import load_tensors, save_tensors
 from depthroute.training.optim import clean_name
-from depthroute.training.sharding import placed_like, reshard, whole
+from depthroute.training.sharding import placed_like, reshard
 
 FILE = "ema.safetensors"
+SHARDED = "ema"
 
 
 class WeightEma(TrainerCallback):
     """average <- decay * average + (1 - decay) * weights, in fp32, after every step of the optimizer.
 
     It starts as the weights from which the run starts. Every rank averages what it holds: the replicas of DDP stay
-    equal, and under FSDP2 the average is sharded as the parameters are. A checkpoint holds it as a whole.
+    equal, and under FSDP2 the average is sharded as the parameters are, in checkpoints too.
     """
 
     def __init__(self, decay: float) -> None:
@@ -53,13 +56,17 @@ class WeightEma(TrainerCallback):
             self._write(own)
 
     def save(self, folder: Path, *, is_main: bool) -> None:
-        """Write the average to the file of a checkpoint. All ranks take part, the main one writes."""
-        state = {name: whole(value).contiguous() for name, value in self._averages.items()}
-        if is_main:
-            save_file(state, folder / FILE)
+        """Write the average into a checkpoint: one file by the main rank, or shards by all. All ranks take part."""
+        if any(isinstance(value, DTensor) for value in self._averages.values()):
+            save_tensors(folder / SHARDED, self._averages)
+        elif is_main:
+            save_file({name: value.contiguous() for name, value in self._averages.items()}, folder / FILE)
 
     def load(self, folder: Path) -> None:
         """Go on with the average of a checkpoint."""
+        if (folder / SHARDED).is_dir():
+            load_tensors(folder / SHARDED, self._averages)
+            return
         state = load_file(folder / FILE)
         for name, average in self._averages.items():
             average.copy_(placed_like(state[name], average))

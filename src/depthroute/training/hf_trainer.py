@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from depthroute.training.checkpoints import rotate, seal
+from depthroute.training.checkpoints import SHARDS, load_shards, rotate, save_shards, seal
+from depthroute.training.compilation import compile_layers
 from depthroute.training.ema import WeightEma
 from depthroute.training.evaluation import HeldOutLoss, summed_loss
 from depthroute.training.meter import Meter
@@ -24,7 +27,7 @@ from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer, build_scheduler, clean_name
 from depthroute.training.readings import read_parameters
 from depthroute.training.recipe import Recipe
-from depthroute.training.sharding import leave_precision_to_autocast
+from depthroute.training.sharding import mesh_of, shard_from_first
 
 KEPT_CHECKPOINTS = 2
 # transformers 5.24 renamed the argument, and warns of the old name.
@@ -39,7 +42,8 @@ class RecipeTrainer(Trainer):
     """Trainer for one recipe: `steps` steps over `train_dataset`, which is walked from its start to its end.
 
     `train_dataset` has `steps * batch_size` sequences; the ranks and the accumulated batches of a step share one
-    stretch of it, so what a step sees depends on neither.
+    stretch of it, so what a step sees depends on neither. Under FSDP2 (`shards_the_model`) the model is cut here, and
+    only the first rank's needs to have weights.
     """
 
     def __init__(
@@ -54,8 +58,11 @@ class RecipeTrainer(Trainer):
         callbacks: Sequence[TrainerCallback],
     ) -> None:
         decay = recipe.training.ema_decay
+        self.recipe = recipe
         self.ema = None if decay is None else WeightEma(decay)
         return_objective(model, recipe.optimizer.z_loss)
+        if compiles_layers(recipe):
+            compile_layers(model)
         super().__init__(
             model=model,
             args=args,
@@ -63,15 +70,36 @@ class RecipeTrainer(Trainer):
             eval_dataset=eval_dataset,
             callbacks=[*([] if self.ema is None else [self.ema]), *callbacks],
         )
-        self.recipe = recipe
         self.out = Path(str(args.output_dir))
         self.meter = meter
         self.remove_callback(PrinterCallback)
+        if self.is_fsdp_enabled:
+            self._shard()
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        if self.is_fsdp_enabled:
-            leave_precision_to_autocast(self.accelerator.state.fsdp_plugin)
+        state: Any = self.accelerator.state
+        if shards_the_model(self.recipe) and state.distributed_type != DistributedType.FSDP:
+            # On the CPU Accelerate would run DDP and say nothing.
+            PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**(self.args.fsdp_plugin_args or {}))
+            self.is_fsdp_enabled = True
+
+    def _shard(self) -> None:
+        """Cut the model as the recipe says, before Accelerate would do it in its own way."""
+        plugin: Any = self.accelerator.state.fsdp_plugin
+        _check_plugin(plugin)
+        plugin.auto_wrap_policy = None
+        training = self.recipe.training
+        shard_from_first(
+            self.model,
+            self.args.device,
+            mesh_of("full" if training.sharding == "none" else training.sharding, self.args.device.type),
+            gather=torch.bfloat16 if training.gather_precision == "bf16" else torch.float32,
+            reshard=plugin.reshard_after_forward,
+        )
+        if training.gradient_checkpointing:
+            getattr(self.model, f"{_CHECKPOINTING}_enable")({"use_reentrant": False})
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -152,14 +180,51 @@ class RecipeTrainer(Trainer):
                 seal(folder)
                 rotate(self.out, KEPT_CHECKPOINTS)
 
+    @property
+    def _saves_shards(self) -> bool:
+        """Whether checkpoints are for any number of devices: a run that may be sharded can go on on a single one."""
+        return self.is_fsdp_enabled or self.recipe.training.sharding != "none"
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self._saves_shards:
+            Path(str(output_dir)).mkdir(parents=True, exist_ok=True)  # the weights are among the shards
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._saves_shards:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_shards(Path(output_dir), *self._plain())
+        if self.args.should_save:
+            scheduler: Any = self.lr_scheduler
+            torch.save(scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if (Path(resume_from_checkpoint) / SHARDS).is_dir():
+            return  # with the optimizer, once there is one
+        if self._saves_shards:
+            raise ValueError(
+                f"{resume_from_checkpoint} was saved by a run that was not sharded, and goes on only without FSDP"
+            )
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self.is_fsdp_enabled:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
             return
         # Through the CPU, on one rank as on many: transformers 5.17 cannot restore what "cpu:1" has saved.
         states: dict[str, Any] = {OPTIMIZER_NAME: self.optimizer, SCHEDULER_NAME: self.lr_scheduler}
+        if (Path(checkpoint) / SHARDS).is_dir():
+            load_shards(Path(checkpoint), *self._plain())
+            del states[OPTIMIZER_NAME]
         for file, state in states.items():
             state.load_state_dict(torch.load(Path(checkpoint) / file, map_location="cpu", weights_only=True))
+
+    def _plain(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Model and optimizer without what Accelerate and the compiler put around them."""
+        optimizer: Any = self.optimizer
+        model: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        return model, getattr(optimizer, "optimizer", optimizer)
 
     def save_final(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Save model and tokenizer for transformers, as a whole or not at all. All ranks take part."""
@@ -180,17 +245,26 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     Raises ValueError if the batch cannot be dealt to the ranks in equal micro batches.
     """
     training = recipe.training
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = number_of_ranks()
     micro = training.micro_batch_size or training.batch_size // ranks
     if micro == 0 or training.batch_size % (micro * ranks):
         raise ValueError(
             f"training.batch_size is {training.batch_size}, but should be a multiple of "
             f"{max(micro, 1)} sequences at once on each of {ranks} devices"
         )
-    checkpointing: dict[str, Any] = {
-        _CHECKPOINTING: training.gradient_checkpointing,
+    sharded = shards_the_model(recipe)
+    special: dict[str, Any] = {
+        _CHECKPOINTING: training.gradient_checkpointing and not sharded,  # of shards: see RecipeTrainer
         f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
     }
+    if training.sharding != "none" and sharded:
+        special["fsdp"] = True
+        special["fsdp_config"] = {
+            "version": 2,
+            "auto_wrap_policy": "NO_WRAP",
+            "reshard_after_forward": training.reshard_after_forward,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
     arguments = TrainingArguments(
         output_dir=str(out),
         run_name=recipe.name,
@@ -201,7 +275,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         gradient_accumulation_steps=training.batch_size // (micro * ranks),
         max_grad_norm=recipe.optimizer.max_grad_norm,
         bf16=training.precision == "bf16",
-        torch_compile=training.compile,
+        torch_compile=training.compile and not compiles_layers(recipe),
         logging_strategy="steps",
         logging_steps=training.log_every,
         logging_first_step=True,
@@ -216,7 +290,33 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         use_cpu=not torch.accelerator.is_available(),
         ddp_find_unused_parameters=False,
         ddp_timeout=4 * 3600,  # the other ranks wait while the first one tokenises
-        **checkpointing,
+        **special,
     )
     arguments._n_gpu = 1  # Trainer would deal each batch to all visible GPUs by DataParallel
     return arguments
+
+
+def number_of_ranks() -> int:
+    """The processes that torchrun or accelerate has started for this run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def shards_the_model(recipe: Recipe) -> bool:
+    """Whether FSDP2 is at work: the recipe or `accelerate launch --use_fsdp` asks for it, and there are more ranks."""
+    asked = recipe.training.sharding != "none" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    return asked and number_of_ranks() > 1
+
+
+def compiles_layers(recipe: Recipe) -> bool:
+    """Whether layers are compiled one by one, as several devices need it, and not the model as a whole."""
+    return recipe.training.compile and number_of_ranks() > 1
+
+
+def _check_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Raise ValueError for what `accelerate launch` may ask of FSDP and this does not do."""
+    if plugin.fsdp_version != 2:
+        raise ValueError(f"fsdp_version is {plugin.fsdp_version}, but should be 2 (accelerate launch --fsdp_version 2)")
+    if plugin.activation_checkpointing:
+        raise ValueError("fsdp_activation_checkpointing is true; wanted training.gradient_checkpointing=true instead")
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise ValueError("fsdp_offload_params is true, but parameters are not offloaded here; wanted false")

@@ -1,4 +1,4 @@
-"""Time, throughput and memory of the training itself, without evaluation and saving."""
+"""Time, throughput and memory of the training itself, on every device, without evaluation and saving."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 class Meter:
     """A clock for training: what happens inside `paused` does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         self._peak = 0
+        self._ranks = ranks
+        self.devices: list[dict[str, float]] = []  # by rank, where there are several
         self.start()
 
     def start(self, tokens: int = 0, seconds: float = 0.0) -> None:
@@ -24,16 +28,22 @@ class Meter:
         self._last = (tokens, seconds)
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Where a run stands that has trained on `tokens` tokens; its throughput is the one since the last reading."""
+        """Where a run stands that has trained on `tokens` tokens; its throughput is the one since the last reading.
+
+        Of several ranks, which all take part, the memory is that of the one that needs most; `devices` then says for
+        each of them the throughput of its share by its own clock, and its memory.
+        """
         seconds = self._elapsed()
         tokens_before, seconds_before = self._last
         self._last = (tokens, seconds)
-        return {
-            "tokens": tokens,
-            "tokens_per_second": (tokens - tokens_before) / (seconds - seconds_before),
-            "peak_memory_bytes": self.peak_memory(),
-            "seconds": seconds,
-        }
+        speed, memory = (tokens - tokens_before) / (seconds - seconds_before), self.peak_memory()
+        if self._ranks > 1:
+            own = {"tokens_per_second": speed / self._ranks, "peak_memory_bytes": memory}
+            everyone: list[Any] = [None] * self._ranks
+            dist.all_gather_object(everyone, own)
+            self.devices = everyone
+            memory = max(each["peak_memory_bytes"] for each in everyone)
+        return {"tokens": tokens, "tokens_per_second": speed, "peak_memory_bytes": memory, "seconds": seconds}
 
     def peak_memory(self) -> int:
         """The most that the device's allocator held; without a GPU, the most that the process held."""

@@ -114,6 +114,11 @@ class TrainingRecipe(Section):
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast, with weights in fp32
     compile: bool = False
     gradient_checkpointing: bool = False
+    # Over several devices: "none", each holds everything (DDP); "full", each holds a shard of weights, gradients and
+    # optimizer (FSDP2); "hybrid", so within a host, and every host holds a copy.
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    gather_precision: Literal["fp32", "bf16"] = "fp32"  # in which the layers' sharded weights travel; bf16 wants bf16
+    reshard_after_forward: bool = True  # False keeps a gathered layer until its backward: less travels, more memory
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None  # of an average of the weights; None: no average
     evaluate_first: bool = False  # before the first step too
     evaluate_every: Count = 500  # and after the last step
@@ -129,6 +134,11 @@ class TrainingRecipe(Section):
             raise ValueError(
                 f"training.micro_batch_size is {self.micro_batch_size}, "
                 f"but should divide training.batch_size = {self.batch_size}"
+            )
+        if self.gather_precision == "bf16" and self.precision != "bf16":
+            raise ValueError(
+                f"training.gather_precision is 'bf16', but should be 'fp32' where training.precision is "
+                f"{self.precision!r}: the weights would be rounded"
             )
         return self
 

@@ -1,44 +1,93 @@
-"""A model on several devices: sharded by FSDP2, compiled layer by layer, and its parameters seen as a whole."""
+"""A model in shards (FSDP2): how it is cut, how it gets its weights, and its parameters seen as a whole."""
 
 from __future__ import annotations
 
-from types import FunctionType, MethodType, SimpleNamespace
+import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from depthroute.models import DepthRoutedForCausalLM
 
-def leave_precision_to_autocast(plugin: Any) -> None:
-    """Let Accelerate's FSDP2 plugin gather fp32 weights, so that many devices compute what one would.
 
-    Its own choice under bf16 rounds the streams and even the loss. Raises ValueError for FSDP1.
+def mesh_of(sharding: str, device: str) -> DeviceMesh:
+    """The mesh of all ranks: (ranks,) for "full" shard, (hosts, ranks of a host) for "hybrid".
+
+    Under "hybrid" each host has a whole copy, in shards, and only gradients travel between hosts.
+    Raises ValueError where the hosts do not have the same number of ranks, as torchrun's LOCAL_WORLD_SIZE counts them.
     """
-    if plugin.fsdp_version != 2:
-        raise ValueError(f"fsdp_version is {plugin.fsdp_version}, but should be 2 (accelerate launch --fsdp_version 2)")
-    plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    ranks = dist.get_world_size()
+    if sharding == "full":
+        return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % local:
+        raise ValueError(f"training.sharding is 'hybrid', but {ranks} processes are not {local} on every host")
+    return init_device_mesh(device, (ranks // local, local), mesh_dim_names=("copy", "shard"))
 
 
 def shard(
-    model: Any, mesh: DeviceMesh | None = None, *, policy: MixedPrecisionPolicy | None = None, reshard: bool = True
+    model: Any, mesh: DeviceMesh | None = None, *, gather: torch.dtype = torch.float32, reshard: bool = True
 ) -> None:
-    """Shard a causal model by FSDP2, in place: each decoder layer, the embedding, the head, and all the rest.
+    """Shard a causal model by FSDP2, in place: each decoder layer, embedding and head where they differ, and the rest.
 
-    `mesh` has one dimension (full shard; all ranks by default) or two (replicas of shards: hybrid shard). `reshard`
-    lets a layer go after its forward and gathers it again for its backward. The model may be on the meta device:
-    `initialize` then gives it weights. The parameters of the residual scheme are tiny and used in every layer, so
-    they belong to the outermost group, which is gathered from the start of a forward to its end.
+    `mesh` has one dimension (all ranks by default) or two (copies of shards). The layers' weights are gathered in the
+    dtype `gather`: in bf16 half as much travels, and the matrices are what autocast makes of them anyway. Embedding,
+    head, last norm and the residual scheme stay in fp32: the streams take their dtype from the embedding. Gradients
+    are reduced in fp32. `reshard` frees a layer after its forward and gathers it again for its backward. The
+    parameters of the scheme are tiny and every layer uses them, so they belong to the outermost group, which is whole
+    from the start of a forward to the end of the backward.
     """
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy or MixedPrecisionPolicy()}
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
+    policy = MixedPrecisionPolicy()
+    if gather != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in model.model.layers:
-        fully_shard(layer, **options, reshard_after_forward=reshard)
+        fully_shard(layer, **options, mp_policy=policy)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
-        fully_shard(model.model.embed_tokens, **options, reshard_after_forward=reshard)
-        fully_shard(model.lm_head, **options, reshard_after_forward=False)
-    fully_shard(model, **options)
+        fully_shard(model.model.embed_tokens, **options)
+        fully_shard(model.lm_head, **{**options, "reshard_after_forward": False})
+    fully_shard(model, mesh=mesh)
+
+
+def shard_from_first(model: Any, device: torch.device, mesh: DeviceMesh | None = None, **options: Any) -> None:
+    """`shard`, with the weights that the first rank's model has; those of the others may be on the meta device.
+
+    No device ever holds more than its shards and one whole tensor. `options` are those of `shard`.
+    """
+    weights = model.state_dict() if dist.get_rank() == 0 else {}
+    model.to("meta")
+    model.tie_weights()
+    shard(model, mesh, **options)
+    _allocate(model, device)
+    whole_from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=whole_from_first)
+
+
+def on_first_rank(build: Callable[[], DepthRoutedForCausalLM]) -> DepthRoutedForCausalLM:
+    """What `build` makes, on the first rank alone; the others get its like on the meta device, without weights."""
+    model = build() if dist.get_rank() == 0 else None
+    configuration: list[Any] = [None if model is None else model.config]
+    dist.broadcast_object_list(configuration)
+    if model is not None:
+        return model
+    with torch.device("meta"):
+        return DepthRoutedForCausalLM(configuration[0])
+
+
+def _allocate(model: Any, device: torch.device | str) -> None:
+    """Memory on `device` for a model on the meta device, and the buffers that no checkpoint has."""
+    model.to_empty(device=device)
+    model.tie_weights()
+    for module in model.modules():
+        if module._non_persistent_buffers_set:
+            model._init_weights(module)
 
 
 @torch.no_grad()
@@ -47,34 +96,9 @@ def initialize(model: Any, device: torch.device | str) -> None:
 
     The weights have the distribution of a fresh model, and not the values that a seed gives on one device.
     """
-    model.to_empty(device=device)
-    model.tie_weights()
+    _allocate(model, device)
     for module in model.modules():
         model._init_weights(module)
-
-
-def compile_layers(model: Any, **options: Any) -> None:
-    """Compile each decoder layer and the loss by itself, in place; `options` are those of `torch.compile`.
-
-    FSDP2 gathers weights between the layers, and DDP sends gradients while earlier layers are at work, so neither can
-    have one graph of the whole model. Checkpointing and the hooks of FSDP2 stay outside of the graphs.
-    """
-    # Splits a graph at the buckets of DDP, which a single layer does not need.
-    torch._dynamo.config.optimize_ddp = False
-    for index, layer in enumerate(model.model.layers):
-        # Not bound to the layer itself, whose class FSDP2 changes: its graph would have to be made anew.
-        parts = SimpleNamespace(index=layer.index, **dict(layer.named_children()))
-        run = _with_own_code(type(layer).run_sublayers, f"run_layer_{index}")
-        layer.run_sublayers = torch.compile(MethodType(run, parts), **options)
-    model.loss_function = torch.compile(model.loss_function, **options)
-
-
-def _with_own_code(function: Any, name: str) -> FunctionType:
-    """The same function with code of its own, since Dynamo keeps at most eight graphs of one piece of code."""
-    code = function.__code__.replace(co_name=name)
-    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
+from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.card import CARD
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.training import strict_yaml
@@ -23,11 +24,14 @@ from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metr
 from depthroute.training.card import training_card
 from depthroute.training.checkpoints import checkpoints, last_complete, rotate, write_json, write_text
 from depthroute.training.environment import describe_environment
-from depthroute.training.hf_trainer import RecipeTrainer, training_arguments
+from depthroute.training.hf_trainer import RecipeTrainer, shards_the_model, training_arguments
 from depthroute.training.meter import Meter
 from depthroute.training.model_building import build_model
 from depthroute.training.optim import residual_parameters
 from depthroute.training.recipe import Recipe, differing_keys, make_recipe, recipe_text
+from depthroute.training.sharding import on_first_rank
+
+logger = logging.get_logger(__name__)
 
 # The read weights are a mean over this many held-out sequences, in batches that fit beside the model.
 _PROBED_SEQUENCES = 32
@@ -70,9 +74,9 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     with arguments.main_process_first(desc="tokenising"):
         splits = prepare(recipe.data_with_tokenizer, _cache_folder())
     set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
-    model = build_model(recipe, splits.tokenizer)
+    model = _build(recipe, splits.tokenizer)
     use_cache = model.config.use_cache
-    meter = Meter()
+    meter = Meter(arguments.world_size)
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
     callbacks: list[MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
     trainer = RecipeTrainer(
@@ -115,6 +119,12 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
                 write_text(out / name / CARD, card)
         write_json(out / "summary.json", summary)
     trainer.accelerator.wait_for_everyone()
+
+
+def _build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedForCausalLM:
+    if shards_the_model(recipe):
+        return on_first_rank(lambda: build_model(recipe, tokenizer))
+    return build_model(recipe, tokenizer)
 
 
 def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
@@ -170,6 +180,13 @@ def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _fits(model: torch.nn.Module, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    torch.cuda.empty_cache()
+    return sum(p.numel() * p.element_size() for p in model.parameters()) < torch.cuda.mem_get_info(device)[0]
+
+
 def _write_read_weights(out: Path, validation: PackedTokens, arguments: TrainingArguments) -> None:
     """What the saved model's reads weigh on held-out text, where its scheme has reads."""
     both: Any = AutoModelForCausalLM.from_pretrained(out / "final", output_loading_info=True)
@@ -177,6 +194,9 @@ def _write_read_weights(out: Path, validation: PackedTokens, arguments: Training
     faults = [*loaded["missing_keys"], *loaded["unexpected_keys"]]
     if faults:
         raise RuntimeError(f"{out / 'final'} does not hold the trained model: {', '.join(sorted(faults)[:3])}, ...")
+    if not _fits(model, arguments.device):
+        logger.warning("read_weights.json is left to `depthroute probe`: beside its shards the model does not fit")
+        return
     model.to(arguments.device)
     indices = range(min(_PROBED_SEQUENCES, len(validation)))
     batches = (
