@@ -153,9 +153,9 @@ def stacked_read(values: Tensor, query: Tensor, norm_weight: Tensor, heads: int)
 def engine_rows(plan: Plan) -> int:
     """Rows of D values that the engine's kernels read and write, forward and backward, for each token.
 
-    A merge with M sources: forward M, its partial mix, and the mix written; backward the gradient, the mix, M sources,
-    M - 1 sums so far (of the newest too where a later site reads it), M + 1 written. An inter read of N sources for S
-    sites: forward N + S; backward N + S, N sums so far where there are any, N written.
+    A merge with M sources: forward M, its partial mix, and the mix written; backward the gradient, the partial mix, M
+    sources (again from cache), M - 1 sums so far (of the newest too where a later site reads it), M + 1 written. An
+    inter read of N sources for S sites: forward N + S; backward N + S, N sums so far where there are any, N written.
     """
     rows = 0
     last = plan.num_sites - 1
@@ -166,7 +166,7 @@ def engine_rows(plan: Plan) -> int:
         has_inter = int(finished > 0)
         read_later = merged if site + 1 < end or end <= last else 0
         rows += merged + has_inter + 1
-        rows += 2 + merged + read_later + merged + has_inter
+        rows += 1 + has_inter + merged + read_later + merged + has_inter
         if site == start and finished:
             sums = finished if end <= last else 0
             rows += finished + (end - start) + finished + (end - start) + sums + finished
