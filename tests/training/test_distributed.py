@@ -76,14 +76,31 @@ class Loop:
         return losses
 
 
-def sharded(scheme: str, kind: str = "full") -> Any:
+def sharded(scheme: str, kind: str = "full", **options: Any) -> Any:
     """The model of the first rank in shards; the other rank starts on the meta device."""
     model = on_first_rank(lambda: fresh(scheme)).train()
-    shard_from_first(model, torch.device("cpu"), mesh_of(kind, "cpu"))
+    shard_from_first(model, torch.device("cpu"), mesh_of(kind, "cpu"), **options)
     layers = [module for module in model.modules() if isinstance(module, FSDPModule)]
     assert len(layers) == len(model.model.layers) + 1
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     return model
+
+
+def seen_in_a_forward(**options: Any) -> dict[str, Any]:
+    """What a layer's forward sees, and what is left of its weights behind it, under options of `shard`."""
+    model = sharded("delta_mhar", **options)
+    layer, seen = model.model.layers[0], {}
+
+    def look(_: Any, inputs: Any) -> None:
+        seen["stream"], seen["weight"] = inputs[0].dtype, layer.mlp.up_proj.weight.dtype
+        seen["query"] = model.model.residual.reads[0].query.dtype
+
+    layer.register_forward_pre_hook(look)  # after FSDP2's own
+    ids = next(batches())
+    with torch.autocast("cpu", torch.bfloat16):
+        seen["loss"] = model(input_ids=ids, labels=ids, use_cache=False).loss.item()
+    seen["gathered"] = not isinstance(layer.mlp.up_proj.weight, DTensor)
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +128,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
             }
         hybrid = Loop(sharded("mhar", "hybrid"), 2, rank)
         found["hybrid"] = (hybrid.run(), hybrid.gradients)
+        found["bf16"] = seen_in_a_forward(gather=torch.bfloat16)
+        found["fp32, kept"] = seen_in_a_forward(reshard=False)
         torch.save(found, folder / f"{rank}.pt")
         dist.destroy_process_group()
 
@@ -167,6 +186,18 @@ def test_hybrid_shard_computes_what_one_process_does(pair, alone):
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
+def test_weights_of_layers_travel_as_asked_and_nothing_else_is_rounded(pair):
+    rounded, kept = pair[0]["bf16"], pair[0]["fp32, kept"]
+    assert (rounded["weight"], kept["weight"]) == (torch.bfloat16, torch.float32)
+    assert rounded["stream"] == kept["stream"] == rounded["query"] == kept["query"] == torch.float32
+    assert rounded["loss"] == pytest.approx(kept["loss"], rel=1e-3)
+
+
+def test_a_gathered_layer_stays_where_asked(pair):
+    assert not pair[0]["bf16"]["gathered"]
+    assert pair[0]["fp32, kept"]["gathered"]
+
+
 @pytest.mark.compat
 @pytest.mark.parametrize("micro_batch_size", ["null", "2"])
 def test_training_by_ddp_is_that_of_one_process(finished, corpus, tmp_path, micro_batch_size):
@@ -210,6 +241,26 @@ def test_training_by_fsdp2_is_that_of_one_process(finished, corpus, tmp_path):
     assert left.keys() == right.keys()
     for name, value in left.items():
         torch.testing.assert_close(value, right[name], rtol=0, atol=1e-5)
+
+
+def test_the_recipe_says_what_travels_and_what_stays(corpus, tmp_path):
+    asked = ("training.sharding=hybrid", "training.gather_precision=bf16", "training.reshard_after_forward=false")
+
+    def work(rank: int) -> None:
+        shard_model = hf_trainer.shard_from_first
+
+        def told(model: Any, device: Any, mesh: Any, **options: Any) -> None:
+            options = {key: str(value) for key, value in options.items()}
+            (tmp_path / f"{rank}.json").write_text(json.dumps({"mesh": mesh.shape, **options}), encoding="utf-8")
+            shard_model(model, device, mesh)
+
+        hf_trainer.shard_from_first = told
+        train(small_recipe(corpus, *asked, "training.precision=bf16", "training.steps=4"), tmp_path / "run")
+
+    as_ranks(work)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        assert found == {"mesh": [1, 2], "gather": "torch.bfloat16", "reshard": "False"}
 
 
 @pytest.mark.compat

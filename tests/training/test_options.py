@@ -65,6 +65,9 @@ TESTED_ELSEWHERE = {
     "data.subset": "tests/data: hub data sets",
     "training.micro_batch_size": "test_train.py: accumulation",
     "training.save_every": "test_resume.py: what is kept",
+    "training.sharding": "test_distributed.py: shards through Trainer, and hybrid shard",
+    "training.gather_precision": "test_distributed.py: what travels",
+    "training.reshard_after_forward": "test_distributed.py: what stays",
 }
 
 

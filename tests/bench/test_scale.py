@@ -1,0 +1,46 @@
+"""`bench scale` with tiny models on the CPU: what it measures is whole, and many devices train as one does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from depthroute.bench import scale
+from support.small_runs import as_ranks
+
+SHAPE = "vocab_size=64 num_hidden_layers=2 hidden_size=32 intermediate_size=48 head_dim=8 num_attention_heads=4"
+SHORT = f"--device cpu --batch 1 --length 16 --rounds 2 --steps 1 --overrides {SHAPE} num_key_value_heads=4"
+
+
+def measured(out: Path, *options: str, ranks: int = 2) -> dict:
+    as_ranks(lambda _: scale.main(["--out", str(out), *" ".join([SHORT, *options]).split()]), ranks=ranks)
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_devices_train_as_one(tmp_path, strategy):
+    found = measured(
+        tmp_path / "out.json", f"--scheme mhar --precision fp32 --eager --loss-steps 5 --strategy {strategy}"
+    )
+    one, both = found["one"], found["all"]
+    assert found["largest_loss_difference"] < 2e-6
+    assert len(both["losses"]) == 5
+    assert (one["ranks"], both["ranks"], len(both["peak_memory"])) == (1, 2, 2)
+    assert found["efficiency"] == both["tokens_per_second"] / (2 * one["tokens_per_second"])
+    assert "mhar" in scale.table({"mhar": found})
+
+
+def test_a_model_that_is_never_whole_is_compiled_ahead_of_its_first_step(tmp_path):
+    options = "--scheme delta_mhar:block_layers=1 --strategy fsdp2 --sharded --checkpointing --backend aot_eager"
+    found = measured(tmp_path / "out.json", options, "--loss-steps 2", ranks=1)
+    assert "one" not in found
+    assert found["all"]["losses"][0] == pytest.approx(4.16, abs=0.1)  # log 64: its weights are those of a fresh model
+    assert found["all"]["graphs"] == found["graphs_ahead"] == 3  # two layers and the loss
+
+
+def test_shards_want_fsdp2(capsys):
+    with pytest.raises(SystemExit):
+        scale.parse(["--out", "x", "--sharded", "--strategy", "ddp"])
+    assert "--sharded needs --strategy fsdp2" in capsys.readouterr().err
