@@ -50,9 +50,9 @@ Documents and prompts, by lm-eval's hashes, are the same in all three for every 
 
 ## What this does not show
 
-Scores on the hub's data: nothing here was fetched from it. HellaSwag and ARC come from rewritten copies, WikiText from one
-without its blank lines (see [docs/evaluate.md](../../docs/evaluate.md)); both sides read the same files here, so that
-says nothing about agreement. GPUs, and dtypes below fp32.
+Scores on the hub's data: nothing here was fetched from it. HellaSwag and ARC come from rewritten copies, WikiText from
+one without its blank lines (see [docs/evaluate.md](../../docs/evaluate.md)); both sides read the same files. GPUs, and
+dtypes below fp32.
 """
 
 PAIRS = ("lm_eval, batch 8", "lm_eval, batch 1", "batch 8, batch 1")
@@ -133,8 +133,8 @@ def generated(found: dict[str, Any]) -> str:
     ]
     note = (
         "End to end on a few items: 5-shot GSM8K, and HumanEval and MBPP with the generated code run in the sandbox.\n"
-        "So few say nothing about the model. That right answers are scored as right and wrong ones as wrong is shown by\n"
-        "tests with prepared answers."
+        "So few say nothing about the model. That right answers are scored as right and wrong ones as wrong is shown\n"
+        "by tests with prepared answers."
     )
     return f"{note}\n\n{table(['task', 'shots', 'items', 'scores'], rows)}"
 
