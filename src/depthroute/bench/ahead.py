@@ -46,16 +46,21 @@ def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Any:
 
     def run(*state: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         with _placed(layer, device):
-            own = tuple(part.detach().requires_grad_(part.is_floating_point()) for part in state)
+            own = tuple(_cut(part) for part in state)
             after = compiled(*own, **arguments)
             # An output that is an input has no graph of its own.
             made = [part for part in after if part.grad_fn is not None]
             torch.autograd.backward(made, [torch.ones_like(part) for part in made])
             layer.zero_grad(set_to_none=True)
-            return tuple(part.detach() for part in after)
+            return tuple(_cut(part) for part in after)
 
     run.compiled = compiled  # type: ignore[attr-defined]
     return run
+
+
+def _cut(part: Tensor) -> Tensor:
+    """The same values without the graph that made them."""
+    return part.detach().requires_grad_(part.requires_grad)
 
 
 @contextmanager
