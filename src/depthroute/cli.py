@@ -41,9 +41,10 @@ def train(
     resolved = training.load_recipe(recipe, overrides or ())
     folder = out or Path("runs") / resolved.name
     summary = training.train(resolved, folder)
-    typer.echo(
-        f"held-out loss {summary['final_loss']:.4f} after {summary['tokens']:,} tokens; all of it is in {folder}"
-    )
+    if os.environ.get("RANK", "0") == "0":  # of those that torchrun may have started
+        typer.echo(
+            f"held-out loss {summary['final_loss']:.4f} after {summary['tokens']:,} tokens; all of it is in {folder}"
+        )
 
 
 @app.command()

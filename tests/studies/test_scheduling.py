@@ -94,6 +94,8 @@ def test_with_gpus_there_is_a_slot_for_each_free_one(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in free_slots()] == ["2", "5"]
     assert len(free_slots(1)) == 1
+    monkeypatch.setattr(scheduling, "_cores", lambda: 17)
+    assert {slot.environment["OMP_NUM_THREADS"] for slot in free_slots()} == {"8"}
     with pytest.raises(ValueError, match="workers: got 3, wants at most 2: one for each free GPU"):
         free_slots(3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -110,6 +112,32 @@ def test_with_gpus_there_is_a_slot_for_each_free_one(monkeypatch):
     monkeypatch.setattr(scheduling.subprocess, "run", missing)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in free_slots()] == ["0", "1"]
+
+
+def test_as_many_runs_as_gpus_are_under_way_each_on_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    most = []
+
+    def start(job, slot):
+        told = f"open({str(tmp_path / job)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+        code = f"import os, time; {told}; time.sleep(0.3)"
+        environment = {**os.environ, **slot.environment}
+        return subprocess.Popen([sys.executable, "-S", "-c", code], env=environment, start_new_session=True)
+
+    def tick(running):
+        most.append(len(running))
+
+    run_all(["a", "b", "c", "d"], free_slots(), start, lambda job, status: None, tick)
+    assert [(tmp_path / job).read_text() for job in "abc"] == ["0", "1", "2"]
+    assert (tmp_path / "d").read_text() in {"0", "1", "2"}
+    assert max(most) == 3
+
+
+def test_a_study_is_not_started_many_times_by_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="start it without torchrun or accelerate"):
+        free_slots()
 
 
 def test_no_workers_are_refused():

@@ -33,10 +33,14 @@ class Slot:
 def free_slots(workers: int | None = None) -> list[Slot]:
     """One slot for each free GPU, or without a GPU for each CPU core; `workers` asks for another number of them.
 
-    Free are the GPUs that CUDA_VISIBLE_DEVICES lists, or where it is not set those that nobody uses. A CPU slot runs
-    on one thread, so that a run has the same numbers whatever runs beside it.
-    Raises ValueError for no workers and for more than there are free GPUs, RuntimeError where every GPU is in use.
+    Free are the GPUs that CUDA_VISIBLE_DEVICES lists, or where it is not set those that nobody uses. Each of them has
+    its share of the CPU's cores. A CPU slot runs on one thread, so that a run has the same numbers whatever runs beside
+    it.
+    Raises ValueError for no workers and for more than there are free GPUs; RuntimeError where every GPU is in use, and
+    in one of several processes that torchrun or accelerate has started, since each would run the whole study.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RuntimeError("a study places its runs on the GPUs by itself; start it without torchrun or accelerate")
     if workers is not None and workers < 1:
         raise ValueError(f"workers: got {workers}, wants at least 1")
     if not torch.cuda.is_available():
@@ -117,7 +121,8 @@ def _gpu_slots() -> list[Slot]:
     names = [name.strip() for name in listed.split(",")] if listed else _unused_gpus()
     if not names:
         raise RuntimeError("every GPU is in use; CUDA_VISIBLE_DEVICES says which ones to take all the same")
-    return [Slot(f"GPU {name}", {"CUDA_VISIBLE_DEVICES": name, "TOKENIZERS_PARALLELISM": "false"}) for name in names]
+    shared = {"OMP_NUM_THREADS": str(max(1, _cores() // len(names))), "TOKENIZERS_PARALLELISM": "false"}
+    return [Slot(f"GPU {name}", {"CUDA_VISIBLE_DEVICES": name, **shared}) for name in names]
 
 
 def _unused_gpus() -> list[str]:

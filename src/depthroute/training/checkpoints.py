@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +113,18 @@ def save_tensors(folder: Path, state: dict[str, Any]) -> None:
     """Write a nested dictionary of tensors, sharded ones too, by torch.distributed.checkpoint."""
     from torch.distributed import checkpoint, is_initialized
 
-    checkpoint.save(state, checkpoint_id=folder, no_dist=not is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as we say ourselves
+        checkpoint.save(state, checkpoint_id=folder, no_dist=not is_initialized())
 
 
 def load_tensors(folder: Path, state: dict[str, Any]) -> None:
     """Read into the tensors of such a dictionary, each rank what its shards need."""
     from torch.distributed import checkpoint, is_initialized
 
-    checkpoint.load(state, checkpoint_id=folder, no_dist=not is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as we say ourselves
+        checkpoint.load(state, checkpoint_id=folder, no_dist=not is_initialized())
 
 
 def write_text(path: Path, text: str) -> None:

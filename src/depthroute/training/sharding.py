@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ def shard(
     parameters of the scheme are tiny and every layer uses them, so they belong to the outermost group, which is whole
     from the start of a forward to the end of the backward.
     """
+    # A state passes through the layers, and nothing changes it in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
     policy = MixedPrecisionPolicy()
     if gather != torch.float32:
