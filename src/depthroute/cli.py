@@ -10,7 +10,7 @@ import typer
 
 from depthroute.errors import nearest
 
-BENCHES = ("route", "train", "scale")
+BENCHES = ("route", "train", "decode", "scale")
 
 app = typer.Typer(
     name="depthroute",
@@ -151,9 +151,9 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="route, train or scale; add --help for its options.")],
+    what: Annotated[str, typer.Argument(help="route, train, decode or scale; add --help for its options.")],
 ) -> None:
-    """Measure all depth reads of a microbatch (route), training steps (train), or these on several GPUs (scale)."""
+    """Measure all reads of a microbatch (route), training steps (train), generation (decode), several GPUs (scale)."""
     if what not in BENCHES:
         raise ValueError(f"bench: unknown benchmark {what!r}{nearest(what, BENCHES)}")
     load(f"bench.{what}").main(context.args)
