@@ -16,8 +16,7 @@ TEXT = """\
 Two arms of the quickstart (`mhar` with H = 1 and with H = KV = 4; 6 layers, width 96, {parameters:,} parameters,
 {tokens:,} tokens of books), seeds 0 to 2, probed on {probed:,} tokens of held-out books with 8 random queries of the same
 norm beside each trained one. They show that the probe works on models that this project trained, and what it says of
-such small ones; the paper's models are a hundred to a thousand times larger and were trained a hundred thousand times
-longer.
+such small ones; the paper's models are a hundred to a thousand times larger and saw ten thousand times as much text.
 
 Made by (CPU; {processor}; torch {torch}, transformers {transformers}, commit {commit}{dirty}):
 
