@@ -38,6 +38,22 @@ def test_loss_and_gradients_are_those_of_reads_one_by_one(options, backend):
         assert (found[key] - grad).norm() <= 1e-4 * grad.norm() + 1e-8, key
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_a_source_of_another_dtype_is_refused(options, backend):
+    model = move_off_init(routed({**options, "backend": backend}))
+    layer = model.model.layers[1]
+    inside = layer.forward
+
+    def outside_of_autocast(*state, **arguments):
+        with torch.autocast("cpu", enabled=False):
+            return inside(*state, **arguments)
+
+    layer.forward = outside_of_autocast
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"must be torch\.bfloat16"):
+        model(**batch())
+
+
 def parts(model, device):
     """The logits, and the gradients of the scheme's and of the decoder's parameters, each as one vector."""
     model = model.to(device).train()

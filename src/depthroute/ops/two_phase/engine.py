@@ -63,9 +63,12 @@ class Engine:
         count = self.plan.num_sources(site)
         sources, rest = state[:count], state[count:]
         if self.plan.appends(site):
+            check_source(y, sources[0], site)
             return (*sources, y, *rest)
+        newest = sources[-1] + y
+        check_source(newest, sources[0], site)
         # The newest source changes, so its rstd, which the read appended, is no longer its own.
-        return (*sources[:-1], sources[-1] + y, *rest[: count - 1], *rest[count:])
+        return (*sources[:-1], newest, *rest[: count - 1], *rest[count:])
 
     def read(
         self,
@@ -175,6 +178,21 @@ def kernels_for(source: Tensor, num_heads: int, backend: str) -> bool | None:
     from depthroute.ops.kernels.two_phase import obstacle as shape_obstacle
 
     return True if shape_obstacle(num_heads, source.shape[-1] // num_heads, source.dtype.itemsize) is None else None
+
+
+def check_source(source: Tensor, first: Tensor, site: int) -> None:
+    """Refuse what `site` wrote where it is unlike the sources before it: kernels take all rows for rows of the first.
+
+    As `depth_mix` does. Sublayers outside of autocast in a model under autocast write such a source.
+    """
+    wrote = f"residual: site {site} wrote a source of"
+    if source.dtype != first.dtype:
+        raise TypeError(f"{wrote} {source.dtype}, but it must be {first.dtype} like the sources before it")
+    if source.shape != first.shape or source.device != first.device:
+        raise ValueError(
+            f"{wrote} shape {tuple(source.shape)} on {source.device}, but it must have {tuple(first.shape)} on "
+            f"{first.device} like the sources before it"
+        )
 
 
 def partial_rows(kernels: bool) -> int:

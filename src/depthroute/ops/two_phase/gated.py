@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from depthroute.ops.reference import accumulation_dtype
+from depthroute.ops.two_phase.engine import check_source
 from depthroute.ops.two_phase.plan import Plan
 from depthroute.ops.two_phase.register import _bodies, _row_like, _stat_like, inter
 
@@ -65,6 +66,7 @@ class GatedEngine:
         sources, rest = state[1 : 1 + count], state[before:]
         if (site + 1) % self.block:
             return (stream, *sources, added, *rest)
+        check_source(added, sources[0], site)
         return (stream, *sources, added, *rest[:count], self._rstd(added), *rest[count:])
 
     def _counts(self, site: int) -> tuple[int, int]:
