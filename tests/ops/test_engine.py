@@ -242,6 +242,8 @@ def test_a_norm_of_a_known_class_is_fused_and_any_other_is_called():
     handle = norm.register_forward_hook(lambda *_: None)
     assert fusable_eps(norm, x) is None
     handle.remove()
+    norm.forward = lambda x: x
+    assert fusable_eps(norm, x) is None
 
 
 def test_the_fused_norm_rounds_as_the_module_does():

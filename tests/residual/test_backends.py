@@ -54,6 +54,27 @@ def test_a_source_of_another_dtype_is_refused(options, backend):
         model(**batch())
 
 
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_a_norm_with_another_forward_is_called(options):
+    model, reference = (move_off_init(routed({**options, "backend": each})) for each in ("auto", "reference"))
+    for each in (model, reference):
+        norm = each.model.layers[1].input_layernorm
+        norm.forward = lambda x, inside=norm.forward: 2 * inside(x)
+    torch.testing.assert_close(model(**batch()).logits, reference(**batch()).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_layers_may_be_offloaded(options):
+    accelerate = pytest.importorskip("accelerate")
+    model = move_off_init(routed(options))
+    with torch.no_grad():
+        wanted = model(**batch()).logits
+        for layer in model.model.layers:
+            accelerate.cpu_offload(layer, execution_device=torch.device("cpu"))
+        assert model.model.layers[0].input_layernorm.weight.is_meta
+        torch.testing.assert_close(model(**batch()).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
 def parts(model, device):
     """The logits, and the gradients of the scheme's and of the decoder's parameters, each as one vector."""
     model = model.to(device).train()

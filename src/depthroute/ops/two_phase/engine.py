@@ -208,9 +208,10 @@ def fusable_eps(norm: nn.Module, source: Tensor) -> float | None:
     """The eps of a norm module that `merge` can apply itself to a mix of such sources; None for any other.
 
     That is the RMSNorm of transformers' decoders: a weight and `variance_epsilon`, computed in fp32, and nobody who
-    watches the module by a hook. Without autocast, a weight of another dtype would change that of the result.
+    watches the module by a hook or has put another `forward` on it (accelerate does, to fetch an offloaded weight).
+    Without autocast, a weight of another dtype would change that of the result.
     """
-    if type(norm).__name__ not in RMS_NORMS or source.dtype == torch.float64:
+    if type(norm).__name__ not in RMS_NORMS or source.dtype == torch.float64 or "forward" in vars(norm):
         return None
     if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
         return None
