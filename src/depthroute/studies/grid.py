@@ -83,7 +83,7 @@ def run_study(
     results.check_place(out, wanted)
     slots = free_slots(workers)
     write_text(_made(out) / "study.yaml", study_text(study))
-    _copy_finished(out, wanted, reuse)
+    copy_finished(out, wanted, reuse)
     console = console or Console()
     with LiveTable(study, wanted, out, console) as live:
         _run_missing(study, wanted, out, only, slots, start or start_worker, live)
@@ -112,7 +112,7 @@ def _run_missing(
         return start(out, run, slot)
 
     def ended(run: Run, status: int) -> None:
-        _record(out, run, status)
+        record_end(out, run, status)
         results.write_results(study, wanted, out)
         live.ended(run, elsewhere=status == worker.BUSY)
 
@@ -127,8 +127,8 @@ def _show(result: StudyResult, console: Console) -> None:
         console.print(f"{row['label']}/seed-{row['seed']} failed: {row['reason']}", markup=False, soft_wrap=True)
 
 
-def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:
-    """Train a run in a process of its own, which ends when this one does (see `worker`)."""
+def start_worker(out: Path, run: Run, slot: Slot, probe: Sequence[str] = ()) -> subprocess.Popen:
+    """Train a run in a process of its own, which ends when this one does (see `worker`); `probe`: texts to probe on."""
     recipe = results.recipe_file(out, run)
     write_text(_made(recipe.parent) / recipe.name, recipe_text(run.recipe))
     log = results.log_file(out, run)
@@ -136,7 +136,7 @@ def start_worker(out: Path, run: Run, slot: Slot) -> subprocess.Popen:
         output.write(f"--- {run.name} on {slot.name}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         output.flush()
         return subprocess.Popen(
-            worker.command(recipe, results.run_folder(out, run)),
+            worker.command(recipe, results.run_folder(out, run), probe),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -156,7 +156,7 @@ def _check_only(study: Study, only: Collection[str]) -> None:
             raise ValueError(f"only: {arm!r} is not an arm of the study{nearest(arm, study.arms)}")
 
 
-def _copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]) -> None:
+def copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]) -> None:
     """Copy the finished runs of other studies whose recipes, names apart, are those of runs that are not there yet."""
     if not reuse:
         return
@@ -176,7 +176,7 @@ def _copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]
             draft.rename(target)
 
 
-def _record(out: Path, run: Run, status: int) -> None:
+def record_end(out: Path, run: Run, status: int) -> None:
     """Keep the reason of a run that did not finish; one that another process holds is no failure."""
     if status != worker.BUSY and results.state(out, run)[0] != results.FINISHED:
         results.record_failure(out, run, _reason(results.log_file(out, run), status))

@@ -65,7 +65,7 @@ def run_all(
     process first.
     """
     waiting, running = deque(jobs), dict[Slot, tuple[Job, subprocess.Popen]]()
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         try:
             while waiting or running:
                 for slot in slots:
@@ -81,10 +81,11 @@ def run_all(
                 if running:
                     time.sleep(_POLL_S)
         finally:
-            _stop([process for _, process in running.values()])
+            stop([process for _, process in running.values()])
 
 
-def _stop(processes: Sequence[subprocess.Popen]) -> None:
+def stop(processes: Sequence[subprocess.Popen]) -> None:
+    """End processes, each the leader of its group, with all that they have started."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
@@ -95,7 +96,7 @@ def _stop(processes: Sequence[subprocess.Popen]) -> None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM (a batch system's) stops the workers as Ctrl-C does; outside the main thread signals are not ours."""
     if threading.current_thread() is not threading.main_thread():
         yield

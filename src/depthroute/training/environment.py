@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -46,11 +47,14 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """The commit of the checkout that the package lies in, and whether it has changes; None where it is installed."""
+    """The commit of the checkout that the package lies in, and whether it has changes.
+
+    A package that lies in none has the commit that DEPTHROUTE_COMMIT names: a copy of a checkout on another machine.
+    """
     here = Path(__file__).resolve()
     # An installed package may lie inside the checkout of something else, which does not track it.
     if _git("ls-files", "--error-unmatch", here.name, folder=here.parent) is None:
-        return None, None
+        return os.environ.get("DEPTHROUTE_COMMIT"), None
     commit = _git("rev-parse", "HEAD", folder=here.parent)
     changes = _git("status", "--porcelain", "--untracked-files=no", folder=here.parent)
     return commit, None if changes is None else bool(changes)

@@ -72,7 +72,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         write_json(out / "environment.json", {**describe_environment(), "processes": arguments.world_size})
 
     with arguments.main_process_first(desc="tokenising"):
-        splits = prepare(recipe.data_with_tokenizer, _cache_folder())
+        splits = prepare(recipe.data_with_tokenizer, cache_folder())
     set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
     model = _build(recipe, splits.tokenizer)
     use_cache = model.config.use_cache
@@ -149,7 +149,8 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where token files are kept: DEPTHROUTE_CACHE, else ~/.cache/depthroute."""
     chosen = os.environ.get("DEPTHROUTE_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "depthroute"
 

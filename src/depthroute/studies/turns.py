@@ -1,0 +1,114 @@
+"""Keeping a device busy while the next runs compile: in each slot one run trains, and others are started ahead of it.
+
+A compiled run spends a minute or more on the host before its first step. A run that has made that step before its turn
+is stopped there, and goes on when the one before it has ended: so runs compile side by side and train one after the
+other. What a stopped run holds of the device's memory it keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from depthroute.studies.scheduling import Job, Slot, sigterm_as_interrupt, stop
+
+_POLL_S = 0.1
+
+
+@dataclass
+class _Started(Generic[Job]):
+    job: Job
+    process: subprocess.Popen
+    held: bool = False
+
+    def hold(self) -> None:
+        self._send(signal.SIGSTOP)
+        self.held = True
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+        self.held = False
+
+    def _send(self, sent: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, sent)
+
+
+_Lanes = Mapping[Slot, deque[_Started[Job]]]
+
+
+def run_in_turns(
+    jobs: Sequence[Job],
+    slots: Sequence[Slot],
+    start: Callable[[Job, Slot], subprocess.Popen],
+    has_stepped: Callable[[Job], bool],
+    ended: Callable[[Job, int], None],
+    *,
+    ahead: int = 1,
+    seconds: float = math.inf,
+    least: float = 0.0,
+) -> list[Job]:
+    """Run every job, in order, each slot one at a time with `ahead` more that compile; returns those that did not end.
+
+    `start(job, slot)` gives its process, which leads its own process group; `has_stepped(job)` says whether it has made
+    its first step; `ended(job, status)` hears of its end. After `seconds` the runs that are left are ended, and none is
+    started whose turn would come with less than `least` seconds to go if each before it took so long. Whatever ends
+    this early (Ctrl-C, SIGTERM, an error) ends every process first, stopped ones too.
+    """
+    until = time.monotonic() + seconds
+    waiting = deque(jobs)
+    lanes: _Lanes[Job] = {slot: deque() for slot in slots}
+    with sigterm_as_interrupt():
+        try:
+            while time.monotonic() < until:
+                for run, status in _take_ended(lanes):
+                    ended(run.job, status)
+                _fill(lanes, waiting, start, 1 + ahead, (until - time.monotonic()) / least if least else math.inf)
+                if not any(lanes.values()):
+                    break
+                _hold_early(lanes, has_stepped)
+                time.sleep(_POLL_S)
+        finally:
+            left = list(itertools.chain.from_iterable(lanes.values()))
+            for run in left:
+                run.go_on()
+            stop([run.process for run in left])
+    return [*(run.job for run in left), *waiting]
+
+
+def _take_ended(lanes: _Lanes[Job]) -> Iterator[tuple[_Started[Job], int]]:
+    """Take the runs that have ended out of their lanes; the next in line goes on before its end is told."""
+    for lane in lanes.values():
+        gone = [(run, status) for run in lane if (status := run.process.poll()) is not None]
+        for run, _ in gone:
+            lane.remove(run)
+        if lane and lane[0].held:
+            lane[0].go_on()
+        yield from gone
+
+
+def _fill(
+    lanes: _Lanes[Job], waiting: deque[Job], start: Callable[[Job, Slot], subprocess.Popen], depth: int, turns: float
+) -> None:
+    """Start runs up to `depth` in each lane, first those that train at once; `turns`: how many are left of the time."""
+    for position in range(depth):
+        for slot, lane in lanes.items():
+            if waiting and len(lane) == position and turns >= position + 1:
+                job = waiting.popleft()
+                lane.append(_Started(job, start(job, slot)))
+
+
+def _hold_early(lanes: _Lanes[Job], has_stepped: Callable[[Job], bool]) -> None:
+    for lane in lanes.values():
+        for run in itertools.islice(lane, 1, None):
+            if not run.held and has_stepped(run.job):
+                run.hold()
