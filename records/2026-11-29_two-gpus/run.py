@@ -37,12 +37,15 @@ from depthroute.bench.scale import table
 from depthroute.training.checkpoints import write_json
 from depthroute.training.environment import describe_environment
 
-_SHARDED = "--preset 8b --strategy fsdp2 --sharded --checkpointing --batch 2 --length 4096 --warm-up 1 --steps 1"
+_SHARDED = (
+    "--preset 8b --strategy fsdp2 --sharded --checkpointing --batch 2 --length 4096 --learning-rate 1e-5 "
+    "--warm-up 1 --steps 1"
+)
 PARTS = {
     "350m-additive": "--preset 350m --scheme additive --strategy ddp --batch 16 --length 1024",
     "350m-mhar": "--preset 350m --scheme mhar --strategy ddp --batch 16 --length 1024",
-    "1b-additive": "--preset 1b --scheme additive --strategy fsdp2 --batch 16 --length 1024 --steps 2",
-    "1b-mhar": "--preset 1b --scheme mhar --strategy fsdp2 --batch 16 --length 1024 --steps 2",
+    "1b-additive": "--preset 1b --scheme additive --strategy fsdp2 --keep-gathered --batch 16 --length 1024 --steps 2",
+    "1b-mhar": "--preset 1b --scheme mhar --strategy fsdp2 --keep-gathered --batch 16 --length 1024 --steps 2",
     "8b-additive": f"{_SHARDED} --scheme additive",
     "8b-delta_mhar": f"{_SHARDED} --scheme delta_mhar:num_heads=8,block_layers=4",
 }

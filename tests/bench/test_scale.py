@@ -37,7 +37,13 @@ def test_a_model_that_is_never_whole_is_compiled_ahead_of_its_first_step(tmp_pat
     found = measured(tmp_path / "out.json", options, "--loss-steps 2", ranks=1)
     assert "one" not in found
     assert found["all"]["losses"][0] == pytest.approx(4.16, abs=0.1)  # log 64: its weights are those of a fresh model
-    assert found["all"]["graphs"] == found["graphs_ahead"] == 3  # two layers and the loss
+    assert found["all"]["graphs"] == found["graphs_ahead"] == 3  # attention, MLP and the loss
+
+
+def test_layers_with_one_stream_are_compiled_whole(tmp_path):
+    options = "--scheme additive --strategy fsdp2 --backend aot_eager --loss-steps 2"
+    found = measured(tmp_path / "out.json", options, ranks=1)
+    assert found["one"]["graphs"] == found["graphs_ahead"] == 3  # two layers and the loss
 
 
 def test_shards_want_fsdp2(capsys):

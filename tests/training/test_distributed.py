@@ -289,18 +289,19 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(corpus, tmp_path,
 
 
 @pytest.mark.slow
-def test_compiled_layers_on_two_processes_are_those_of_one(corpus, tmp_path):
+def test_compiled_parts_on_two_processes_are_those_of_one(corpus, tmp_path):
     overrides = ("training.gradient_checkpointing=true", "residual={scheme: delta_mhar, block_layers: 1}")
     recipe = small_recipe(corpus, *overrides, "training.sharding=full", "training.compile=true")
     one = tmp_path / "one"
     train(small_recipe(corpus, *overrides), one)
 
     def work(_: int) -> None:
-        compile_layers = hf_trainer.compile_layers
-        hf_trainer.compile_layers = lambda model: compile_layers(model, backend="aot_eager", fullgraph=True)
+        compile_parts = hf_trainer.compile_parts
+        hf_trainer.compile_parts = lambda model: compile_parts(model, backend="aot_eager", fullgraph=True)
         train(recipe, tmp_path / "two")
         counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        assert 2 * 2 + 1 <= counted <= 3 * 2 + 2, f"{counted} graphs: layers in training and evaluation, and the loss"
+        # Attention and MLP in training and in evaluation, where a rank may get another number of sequences; the loss.
+        assert counted in (2 * 2 + 1, 3 * 2 + 1), f"{counted} graphs"
 
     as_ranks(work)
     assert_close(tmp_path / "two", one, tolerance=2e-6)

@@ -1,25 +1,26 @@
-"""Compiling a model whose layers are compiled one by one, in the memory of one layer at a time and without a step."""
+"""Compiling a model in parts before its first step, in the memory of one layer at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from depthroute.training.compilation import compile_layers
+from depthroute.training.compilation import compile_parts
 
 
 def compile_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> None:
-    """`compile_layers`, and let the compiler make every graph of a training step on `ids` (B, T) now.
+    """`compile_parts`, and let the compiler make every graph of a training step on `ids` (B, T) now.
 
     Each layer runs forward and backward by itself, so nothing is kept from layer to layer but the state. A model on
     the meta device gets a layer on the device of `ids` at a time, and is on the meta device again afterwards. Gradients
     are cleared; checkpointing must still be off.
     """
-    compile_layers(model, **options)
+    compile_parts(model, **options)
+    layers = model.model.layers
     on_meta = model.lm_head.weight.is_meta
     if on_meta:
         ends = (model.model.embed_tokens, model.model.norm, model.lm_head, model.model.residual, model.model.rotary_emb)
@@ -28,21 +29,22 @@ def compile_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> No
             for module in part.modules():
                 model._init_weights(module)
         model.tie_weights()
-    for layer in model.model.layers:
-        layer.run_sublayers = _alone(layer, layer.run_sublayers, ids.device if on_meta else None)
+    compiled = [layer.run_sublayers for layer in layers]
+    for layer, run in zip(layers, compiled, strict=True):
+        layer.run_sublayers = _alone(layer, run, ids.device if on_meta else None)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
-    for layer in model.model.layers:
-        layer.run_sublayers = layer.run_sublayers.compiled
+    for layer, run in zip(layers, compiled, strict=True):
+        layer.run_sublayers = run
     model.zero_grad(set_to_none=True)
     if on_meta:
         model.to("meta")
         model.tie_weights()
 
 
-def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Any:
-    """The compiled layer, cut off from the graph around it, with its backward right after its forward."""
+def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Callable[..., tuple[Tensor, ...]]:
+    """What a layer runs, cut off from the graph around it, with its backward right after its forward."""
 
     def run(*state: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         with _placed(layer, device):
@@ -54,7 +56,6 @@ def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Any:
             layer.zero_grad(set_to_none=True)
             return tuple(_cut(part) for part in after)
 
-    run.compiled = compiled  # type: ignore[attr-defined]
     return run
 
 

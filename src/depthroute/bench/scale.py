@@ -5,8 +5,9 @@
 First one rank trains alone while the others wait, then all of them together from the same weights: `ddp` with copies,
 `fsdp2` with shards. Both train on the same batches of --loss-steps steps (one GPU accumulates what the others would
 have done), and then with one microbatch for each GPU against the clock. The scaling efficiency is the speed of all
-divided by the number of GPUs times the speed of one. Layers are compiled one by one in both, with the weights in fp32
-under bf16 autocast, as `depthroute train` does it on several GPUs.
+divided by the number of GPUs times the speed of one. In both the model is compiled in parts, with the weights in fp32
+under bf16 autocast, as `depthroute train` does it on several GPUs. `host_s` is how long the host took to hand out a
+step: where it is as long as the step, the GPU waits for the host.
 
 A model that one GPU cannot hold (--sharded) is made in shards, and only the second part is run.
 """
@@ -49,7 +50,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     }
 }
-OPTIMIZER = OptimizerRecipe(learning_rate=1e-4)
 
 
 class Bench:
@@ -75,7 +75,7 @@ class Bench:
         self.result: dict[str, Any] = {
             **{
                 key: getattr(options, key)
-                for key in ("preset", "scheme", "strategy", "batch", "length", "checkpointing")
+                for key in ("preset", "scheme", "strategy", "batch", "length", "checkpointing", "keep_gathered")
             },
             "compiled": not options.eager,
             "ranks": self.ranks,
@@ -139,10 +139,10 @@ class Bench:
                 self.model, device_ids=[self.device.index] if self.device.type == "cuda" else None
             )
         elif together:
-            shard(self.model)
+            shard(self.model, reshard=not self.options.keep_gathered)
             if self.options.sharded:
                 initialize(self.model, self.device)
-        self.optimizer = build_optimizer(self.model, OPTIMIZER)
+        self.optimizer = build_optimizer(self.model, OptimizerRecipe(learning_rate=self.options.learning_rate))
         losses = []
         for step in range(self.options.loss_steps):
             shares = range(self.ranks) if ranks == 1 else [self.rank]
@@ -154,12 +154,13 @@ class Bench:
         mine = self.batch(0, 0 if ranks == 1 else self.rank)
         for _ in range(self.options.warm_up):
             self.step(forward, [mine])
-        samples = []
+        samples, host = [], []
         for _ in range(self.options.rounds):
             self.wait()
             start = time.perf_counter()
             for _ in range(self.options.steps):
                 self.step(forward, [mine])
+            host.append((time.perf_counter() - start) / self.options.steps)
             self.wait()
             samples.append((time.perf_counter() - start) / self.options.steps)
         tokens = ranks * self.options.batch * self.options.length
@@ -168,6 +169,7 @@ class Bench:
             "graphs": graphs(),
             "losses": losses,
             "step_s": samples,
+            "host_s": host,
             "tokens_per_second": tokens / statistics.median(samples),
             "peak_memory": self.peak_memory(),
         }
@@ -232,22 +234,27 @@ def graphs() -> int:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Results by name in a few lines."""
+    """Results by name in a few lines; `host` is the part of a step in which the host hands it out."""
     lines = [
-        f"{'part':16s} {'tokens/s 1':>11s} {'tokens/s all':>12s} {'effic.':>7s} {'GiB 1':>6s} {'GiB all':>13s} "
-        f"{'loss diff':>9s} {'compile s':>9s}"
+        f"{'part':16s} {'tokens/s 1':>11s} {'host':>5s} {'tokens/s all':>12s} {'host':>5s} {'effic.':>7s} "
+        f"{'GiB 1':>6s} {'GiB all':>13s} {'loss diff':>9s} {'compile s':>9s}"
     ]
     for name, result in results.items():
         one, every = result.get("one", {}), result.get("all", {})
         memory = "/".join(f"{peak / 2**30:.1f}" for peak in every.get("peak_memory", []))
         lines.append(
-            f"{name:16s} {_shown(one.get('tokens_per_second'), ',.0f'):>11s} "
-            f"{_shown(every.get('tokens_per_second'), ',.0f'):>12s} {_shown(result.get('efficiency'), '.3f'):>7s} "
+            f"{name:16s} {_shown(one.get('tokens_per_second'), ',.0f'):>11s} {_shown(_host_part(one), '.2f'):>5s} "
+            f"{_shown(every.get('tokens_per_second'), ',.0f'):>12s} {_shown(_host_part(every), '.2f'):>5s} "
+            f"{_shown(result.get('efficiency'), '.3f'):>7s} "
             f"{_shown(one.get('peak_memory', 0) / 2**30 or None, '.1f'):>6s} {memory or '-':>13s} "
             f"{_shown(result.get('largest_loss_difference'), '.1e'):>9s} {_shown(result.get('compile_s'), '.0f'):>9s}"
             + (f"  {result['error']}" if "error" in result else "")
         )
     return "\n".join(lines)
+
+
+def _host_part(found: dict[str, Any]) -> float | None:
+    return statistics.median(found["host_s"]) / statistics.median(found["step_s"]) if "host_s" in found else None
 
 
 def _shown(value: float | None, how: str) -> str:
@@ -272,6 +279,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--checkpointing", action="store_true", help="recompute the activations of a layer")
     parser.add_argument("--sharded", action="store_true", help="never hold the whole model on one GPU")
+    parser.add_argument("--keep-gathered", action="store_true", help="gather a layer once a step, not twice")
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--loss-steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)

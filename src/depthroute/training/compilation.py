@@ -1,4 +1,4 @@
-"""Compiling a model layer by layer, as training on several devices needs it."""
+"""Compiling a model in parts, as training on several devices needs it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ from typing import Any
 
 import torch
 
+from depthroute.residual.delta_mhar import DeltaMhar
+from depthroute.residual.mhar import Mhar
 
-def compile_layers(model: Any, **options: Any) -> None:
-    """Compile each decoder layer and the loss by itself, in place; `options` are those of `torch.compile`.
+
+def compile_parts(model: Any, **options: Any) -> None:
+    """Compile parts of a causal model by themselves, in place; `options` are those of `torch.compile`.
 
     FSDP2 gathers weights between the layers, and DDP sends gradients while earlier layers are at work, so neither can
-    have one graph of the whole model. Checkpointing and the hooks of FSDP2 stay outside of the graphs.
+    have one graph of the whole model. The parts are each decoder layer and the loss. In a scheme that reads many
+    sources by kernels of its own they are attention and MLP, which are the same graphs in all layers: the sources then
+    go from read to read, past every graph, instead of through all of them. Checkpointing and the hooks of FSDP2 stay
+    outside of the graphs.
     """
-    # Splits a graph at the buckets of DDP, which a single layer does not need.
+    # Splits a graph at the buckets of DDP, which a single part does not need.
     torch._dynamo.config.optimize_ddp = False
-    for index, layer in enumerate(model.model.layers):
-        # Not bound to the layer itself, whose class FSDP2 changes: its graph would have to be made anew.
-        parts = SimpleNamespace(index=layer.index, **dict(layer.named_children()))
-        run = _with_own_code(type(layer).run_sublayers, f"run_layer_{index}")
-        layer.run_sublayers = torch.compile(MethodType(run, parts), **options)
+    routed = isinstance(model.model.residual, (Mhar, DeltaMhar))
+    for layer in model.model.layers:
+        if routed:
+            for part in (layer.self_attn, layer.mlp):
+                part.forward = torch.compile(part.forward, **options)
+        else:
+            layer.run_sublayers = torch.compile(_on_its_own(layer), **options)
     model.loss_function = torch.compile(model.loss_function, **options)
 
 
-def _with_own_code(function: Any, name: str) -> FunctionType:
-    """The same function with code of its own, since Dynamo keeps at most eight graphs of one piece of code."""
-    code = function.__code__.replace(co_name=name)
-    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+def _on_its_own(layer: Any) -> MethodType:
+    """What a layer runs, with code of its own and not bound to the layer.
+
+    Dynamo keeps at most eight graphs of one piece of code, and makes a graph anew where FSDP2 has changed the class of
+    the layer.
+    """
+    function = type(layer).run_sublayers
+    code = function.__code__.replace(co_name=f"run_layer_{layer.index}")
+    copy = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+    return MethodType(copy, SimpleNamespace(index=layer.index, **dict(layer.named_children())))

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, Trai
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import SHARDS, load_shards, rotate, save_shards, seal
-from depthroute.training.compilation import compile_layers
+from depthroute.training.compilation import compile_parts
 from depthroute.training.ema import WeightEma
 from depthroute.training.evaluation import HeldOutLoss, summed_loss
 from depthroute.training.meter import Meter
@@ -61,8 +61,8 @@ class RecipeTrainer(Trainer):
         self.recipe = recipe
         self.ema = None if decay is None else WeightEma(decay)
         return_objective(model, recipe.optimizer.z_loss)
-        if compiles_layers(recipe):
-            compile_layers(model)
+        if compiles_parts(recipe):
+            compile_parts(model)
         super().__init__(
             model=model,
             args=args,
@@ -275,7 +275,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         gradient_accumulation_steps=training.batch_size // (micro * ranks),
         max_grad_norm=recipe.optimizer.max_grad_norm,
         bf16=training.precision == "bf16",
-        torch_compile=training.compile and not compiles_layers(recipe),
+        torch_compile=training.compile and not compiles_parts(recipe),
         logging_strategy="steps",
         logging_steps=training.log_every,
         logging_first_step=True,
@@ -307,8 +307,8 @@ def shards_the_model(recipe: Recipe) -> bool:
     return asked and number_of_ranks() > 1
 
 
-def compiles_layers(recipe: Recipe) -> bool:
-    """Whether layers are compiled one by one, as several devices need it, and not the model as a whole."""
+def compiles_parts(recipe: Recipe) -> bool:
+    """Whether a model is compiled in parts, as several devices need it, and not as a whole."""
     return recipe.training.compile and number_of_ranks() > 1
 
 
