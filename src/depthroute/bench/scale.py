@@ -96,7 +96,7 @@ class Bench:
         if not self.options.eager:
             began = time.perf_counter()
             ids = self.batch(0, 0)
-            compile_ahead(self.model, ids, "bf16", backend=self.options.backend, fullgraph=True)
+            compile_ahead(self.model, ids, self.options.precision, backend=self.options.backend, fullgraph=True)
             self.result["compile_s"] = time.perf_counter() - began
             self.result["graphs_ahead"] = graphs()
         if self.options.checkpointing:
