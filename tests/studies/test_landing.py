@@ -9,6 +9,7 @@ from depthroute.report.folders import read_folder
 from depthroute.studies.landing import archive_file, in_order, land_study
 from depthroute.studies.landing_command import TINY, main
 from depthroute.studies.study import load_study, runs
+from support.records import record
 
 STUDY = {
     "name": "example",
@@ -74,13 +75,13 @@ def test_a_run_that_fails_lands_with_its_reason_and_the_others_go_on(landed):
 
 
 @pytest.mark.slow
-def test_unpacked_side_by_side_the_archives_are_a_study_folder(landed, tmp_path):
+def test_unpacked_side_by_side_the_archives_are_a_study_folder_and_make_a_readme(landed, tmp_path):
     out, _, by_name = landed
     for name in NAMES:
         with tarfile.open(archive_file(out, by_name[name])) as archive:
-            archive.extractall(tmp_path, filter="data")
-    (tmp_path / "study.yaml").write_bytes((out / "study.yaml").read_bytes())
-    states = {f"{run.arm}/seed-{run.seed}": run.state for run in read_folder(tmp_path).runs}
+            archive.extractall(tmp_path / "results", filter="data")
+    (tmp_path / "results/study.yaml").write_bytes((out / "study.yaml").read_bytes())
+    states = {f"{run.arm}/seed-{run.seed}": run.state for run in read_folder(tmp_path / "results").runs}
     assert states == {
         "additive/seed-0": "finished",
         "mhar-h1/seed-0": "finished",
@@ -89,6 +90,11 @@ def test_unpacked_side_by_side_the_archives_are_a_study_folder(landed, tmp_path)
         "mhar-h1/seed-1": "not started",
         "mhar-wide/seed-1": "not started",
     }
+    record("study-a").main(tmp_path)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "2 of 21 runs are finished" in text  # the 20 of study A, and the arm that failed, which it does not have
+    assert "- `mhar-wide`, seed 0: **failed**: ValueError: model.decoder.vocab_size is 100" in text
+    assert "| `mhar-h1` | KL of 4 slices, contiguous |" in text
 
 
 @pytest.mark.slow
