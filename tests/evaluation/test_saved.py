@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from depthroute.evaluation.saved import find_models
+from depthroute.evaluation.saved import find_models, load_model
 
 MHAR = {"scheme": "mhar", "num_heads": 2}
 
@@ -46,3 +47,11 @@ def test_a_model_without_weights(model):
         file.unlink()
     with pytest.raises(FileNotFoundError, match="has no weights"):
         find_models([model])
+
+
+def test_a_model_that_lacks_weights_is_not_scored(model):
+    weights = load_file(model / "model.safetensors")
+    weights.pop("model.residual.reads.1.query")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"its weights lack 'model\.residual\.reads\.1\.query'"):
+        load_model(find_models([model])[0], batch_size=1, dtype="auto")

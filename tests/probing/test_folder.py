@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from depthroute.data import load_tokenizer
 from depthroute.data.tokenization import Encoder
@@ -115,6 +116,16 @@ def test_the_table_is_short_and_fits_a_terminal(save, tmp_path, scheme, shown):
     for text in shown:
         assert text in out.getvalue()
     assert len(out.getvalue().splitlines()) < 15
+
+
+def test_a_model_that_lacks_weights_is_not_probed(save):
+    folder = save(SCHEMES["mhar"])
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.residual.reads.1.query")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="its weights lack"):
+        probe_folder(folder, tokens=100)
+    assert not (folder / "probe.json").exists()
 
 
 def test_what_cannot_be_probed_is_refused(save, tmp_path):

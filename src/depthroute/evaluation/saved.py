@@ -13,8 +13,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig
 from transformers.utils import logging
 
-import depthroute  # noqa: F401  (registers the model type)
 from depthroute.errors import nearest
+from depthroute.models.saved import load_saved
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -52,7 +52,7 @@ def find_models(folders: Sequence[str | Path]) -> list[SavedModel]:
 
 
 def load_model(model: SavedModel, batch_size: int, dtype: str) -> HFLM:
-    """The model for lm-eval, on the GPU where there is one."""
+    """The model for lm-eval, on the GPU where there is one; ValueError where its weights are not whole."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype: unknown {dtype!r}{nearest(dtype, DTYPES)}")
     if batch_size < 1:
@@ -60,6 +60,7 @@ def load_model(model: SavedModel, batch_size: int, dtype: str) -> HFLM:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # of the weights' way from the file
     try:
+        load_saved(model.folder, device_map="meta")  # lm-eval goes on with what transformers makes of missing weights
         return HFLM(
             pretrained=str(model.folder),
             backend="causal",

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoTokenizer, set_seed
 from transformers.utils import logging
 
-from depthroute.models.causal_lm import DepthRoutedForCausalLM  # noqa: F401  (registers the model)
+from depthroute.models.saved import load_saved
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def generate_text(
@@ -30,19 +32,23 @@ def generate_text(
         temperature: of the sampling; 0 takes the most likely token each time.
         top_p: samples from the smallest set of tokens with this probability.
         seed: of the sampling.
+
+    Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole.
     """
     path = Path(folder)
     source = path / "final" if (path / "final").is_dir() else path
     looks_like_a_path = path.exists() or path.is_absolute() or str(folder).startswith(".")
     if looks_like_a_path and not (source / "config.json").exists():
         raise FileNotFoundError(f"no model in {folder}: there is no config.json")
+    if path.exists() and not any((source / file).is_file() for file in _TOKENIZERS):
+        raise FileNotFoundError(f"the model in {folder} has no tokenizer beside it")
     name = str(source) if path.exists() else str(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(name)
+    tokenizer = _load_tokenizer(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bar_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # of the weights' way from the file
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(name)
+        model = load_saved(name)
     finally:
         if bar_shown:
             logging.enable_progress_bar()
@@ -59,3 +65,14 @@ def generate_text(
     )
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def _load_tokenizer(name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        raise FileNotFoundError(
+            f"{name}: neither a folder here nor a model of the hub that can be reached: {error}"
+        ) from error

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
+from depthroute.models.saved import load_saved
 from depthroute.probing.collinearity import CollinearityProbe
 from depthroute.probing.disagreement import DisagreementProbe
 from depthroute.probing.heads import HeadProbe
@@ -97,7 +97,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     if not any((source / name).is_file() for name in _TOKENIZERS):
         raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
     tokenizer = load_tokenizer(source)
-    model: Any = AutoModelForCausalLM.from_pretrained(source)
+    model = load_saved(source)
     if not isinstance(model, DepthRoutedForCausalLM):
         raise TypeError(f"folder: {source} holds a {type(model).__name__}; wanted a DepthRoutedForCausalLM")
     if vocabulary_size(tokenizer) > model.config.vocab_size:

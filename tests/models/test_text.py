@@ -1,0 +1,56 @@
+"""Saved models are read whole or not at all, and what is not there is named."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from depthroute.data import load_tokenizer
+from depthroute.models.saved import load_saved
+from depthroute.models.text import generate_text
+from support.models import routed
+
+
+@pytest.fixture
+def folder(tmp_path):
+    routed({"scheme": "mhar"}, vocab_size=2048).save_pretrained(tmp_path)
+    load_tokenizer("embedded").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def lose(folder, *keys):
+    file = folder / "model.safetensors"
+    save_file({key: value for key, value in load_file(file).items() if key not in keys}, file, {"format": "pt"})
+
+
+def test_text_goes_on_from_a_prompt(folder):
+    assert generate_text(folder, "The sea", max_new_tokens=5, temperature=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"device_map": "meta"}], ids=["read", "checked"])
+def test_a_model_that_lacks_weights_is_refused(folder, options):
+    load_saved(folder, **options)
+    lose(folder, "model.residual.reads.1.query", "model.layers.2.mlp.up_proj.weight")
+    with pytest.raises(ValueError, match=r"its weights lack 'model\.layers\.2\.mlp\.up_proj\.weight' \(and 1 more\)"):
+        load_saved(folder, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"device_map": "meta"}], ids=["read", "checked"])
+def test_a_damaged_file_is_refused(folder, options):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="its weights are not a whole safetensors file"):
+        load_saved(folder, **options)
+
+
+def test_a_model_without_a_tokenizer_is_refused(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="has no tokenizer beside it"):
+        generate_text(folder, "The sea")
+
+
+def test_a_name_that_is_nowhere_is_named(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="nowhere/at-all: neither a folder here nor a model of the hub"):
+        generate_text("nowhere/at-all", "The sea")
