@@ -30,7 +30,7 @@ class ModelResults:
         self.folder, self.settings = folder, settings
         file = folder / SETTINGS
         if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = _read_json(file)
             for key in sorted({*found, *settings}):
                 if found.get(key) != settings.get(key):
                     raise ValueError(
@@ -44,18 +44,30 @@ class ModelResults:
         return (self.folder / f"{task}.json").is_file()
 
     def scores(self, task: str) -> dict[str, Any]:
-        return json.loads((self.folder / f"{task}.json").read_text(encoding="utf-8"))
+        return _read_json(self.folder / f"{task}.json")
 
     def items(self, task: str) -> Iterator[dict[str, Any]]:
-        with (self.folder / f"{task}.items.jsonl").open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
+        file = self.folder / f"{task}.items.jsonl"
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield _parsed(line, f"{file}, line {number}")
 
     def save(self, task: str, scores: dict[str, Any], items: Iterable[dict[str, Any]]) -> None:
         """The scores last, so that what they say is there once they are."""
         lines = (json.dumps(_plain(item), ensure_ascii=False) + "\n" for item in items)
         write_text(self.folder / f"{task}.items.jsonl", "".join(lines))
         write_json(self.folder / f"{task}.json", scores)
+
+
+def _read_json(file: Path) -> Any:
+    return _parsed(file.read_text(encoding="utf-8"), str(file))
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is damaged ({error}); remove the task's files, and it is run again") from error
 
 
 def write_json(path: Path, content: Any) -> None:
