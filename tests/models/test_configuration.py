@@ -19,6 +19,7 @@ pytestmark = pytest.mark.compat
 @pytest.mark.parametrize(
     ("residual", "error", "message"),
     [
+        ({"scheme": ["mhar"]}, TypeError, r"residual\.scheme is \['mhar'\], but must be one of additive"),
         ({"scheme": "mhra"}, ValueError, "unknown scheme 'mhra'; did you mean 'mhar'"),
         ({"num_heads": 2}, ValueError, "residual has no 'scheme'"),
         ("mhar", TypeError, "must be a mapping"),

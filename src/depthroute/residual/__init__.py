@@ -69,7 +69,9 @@ def _parse(residual: dict[str, Any]) -> tuple[type[Residual], Any]:
     name = values.pop("scheme", None)
     if name is None:
         raise ValueError(f"residual has no 'scheme'; wanted one of {', '.join(_SCHEMES)}")
+    if not isinstance(name, str):
+        raise TypeError(f"residual.scheme is {name!r}, but must be one of {', '.join(_SCHEMES)}")
     if name not in _SCHEMES:
-        raise ValueError(f"residual.scheme: unknown scheme {name!r}{nearest(str(name), _SCHEMES)}")
+        raise ValueError(f"residual.scheme: unknown scheme {name!r}{nearest(name, _SCHEMES)}")
     scheme = _SCHEMES[name]
     return scheme, build_options(scheme.Options, values, name)
