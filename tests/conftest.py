@@ -1,9 +1,14 @@
 """What every test needs said before anything is imported."""
 
 import os
+import signal
 
 import torch
 
 # Kernels are interpreted where there is no CUDA device; Triton looks when it is imported, and transformers imports it.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Whoever starts the suite in the background hands an ignored SIGINT down to it, and tests that send one would hang.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ _WORKS = """
 import pathlib, sys, time
 step, log, times = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 step.touch()
-time.sleep(0.3)
+time.sleep(0.8)
 for _ in range(times):
     with open(log, "a") as file:
         file.write(step.name + "\\n")
@@ -89,7 +89,7 @@ def test_no_run_is_started_for_which_there_is_no_time(made):
 
 def test_an_interrupt_ends_stopped_runs_too(made):
     made.times = 1000
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         made.turns(["a", "b", "c"], ahead=2)

@@ -38,6 +38,10 @@ class _Started(Generic[Job]):
         self._send(signal.SIGCONT)
         self.held = False
 
+    def end(self) -> None:
+        self._send(signal.SIGTERM)  # which a stopped run hears before it does anything else
+        self.go_on()
+
     def _send(self, sent: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, sent)
@@ -80,7 +84,7 @@ def run_in_turns(
         finally:
             left = list(itertools.chain.from_iterable(lanes.values()))
             for run in left:
-                run.go_on()
+                run.end()
             stop([run.process for run in left])
     return [*(run.job for run in left), *waiting]
 
