@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from depthroute.files import write_text
 from depthroute.report import markdown
 from depthroute.report.comparison import Comparison, compare
 from depthroute.report.curves import difference_band
@@ -18,7 +19,6 @@ from depthroute.report.formats import count
 from depthroute.report.record import draw, environments, read_study, settled
 from depthroute.report.runs import parse_yaml
 from depthroute.studies.landing_command import OVERRIDES
-from depthroute.training.checkpoints import write_text
 
 HERE = Path(__file__).parent
 ONE, SCALED, KV = "mhar-h1", "mhar-h1-scaled", "mhar-h4"

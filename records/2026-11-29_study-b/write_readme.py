@@ -23,7 +23,7 @@ from depthroute.report.formats import ABSENT, count, decimals, loss
 from depthroute.report.record import draw, environments, read_study, settled
 from depthroute.report.style import strokes
 from depthroute.studies.landing_command import OVERRIDES
-from depthroute.training.checkpoints import write_text
+from depthroute.files import write_text
 
 HERE = Path(__file__).parent
 STUDY_A = HERE.parent / "2026-11-29_study-a"

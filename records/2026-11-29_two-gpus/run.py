@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from depthroute.bench.scale import table
-from depthroute.training.checkpoints import write_json
+from depthroute.files import write_json
 from depthroute.training.environment import describe_environment
 
 _SHARDED = (

@@ -138,6 +138,7 @@ def as_ranks(work: Callable[[int], Any], ranks: int = 2, ends: int = 0) -> None:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({key: str(value) for key, value in place.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        torch._dynamo.utils.counters.clear()  # what the process counted that this one was forked from
         return work(rank)
 
     processes = [start(lambda rank=rank: as_rank(rank)) for rank in range(ranks)]

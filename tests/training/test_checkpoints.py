@@ -16,8 +16,6 @@ from depthroute.training.checkpoints import (
     rotate,
     seal,
     step_of,
-    write_json,
-    write_text,
 )
 
 
@@ -76,12 +74,3 @@ def test_the_manifest_lists_every_file_with_its_size(tmp_path):
     sizes = json.loads((make(tmp_path, 1) / MANIFEST).read_text(encoding="utf-8"))["files"]
     assert sizes == {"model.safetensors": 700, "shards/0.pt": 7}
     assert fault(tmp_path / "checkpoint-1") is None
-
-
-def test_files_are_replaced_as_a_whole(tmp_path, monkeypatch):
-    path = tmp_path / "summary.json"
-    write_json(path, {"a": 1})
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_text(path, "half")
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1}

@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 import depthroute
 from depthroute.bench.ahead import compile_ahead
 from depthroute.bench.train import MAX_GRAD_NORM, MICROBATCH, _value, parse_scheme
+from depthroute.files import write_json
 from depthroute.models.presets import decoder_config
-from depthroute.training.checkpoints import write_json
 from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer
 from depthroute.training.recipe import OptimizerRecipe

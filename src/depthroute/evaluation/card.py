@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from depthroute.evaluation.results import write_text
 from depthroute.evaluation.scores import SCORE_HEAD, notes, score_rows, table
+from depthroute.files import write_text
 from depthroute.models.card import CARD, card_of_folder, with_section
 
 SECTION = "Evaluation"

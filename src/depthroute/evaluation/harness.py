@@ -23,10 +23,11 @@ from lm_eval.tasks import TaskManager
 from depthroute.evaluation.card import write_evaluation
 from depthroute.evaluation.code_scorer import refuse_other_scorers, sandboxed_scoring
 from depthroute.evaluation.local_tasks import write_local_tasks
-from depthroute.evaluation.results import RECORD, TABLE, ModelResults, write_json, write_text
+from depthroute.evaluation.results import RECORD, TABLE, ModelResults, write_json
 from depthroute.evaluation.sandbox import check_sandbox
 from depthroute.evaluation.saved import SavedModel, describe_model, find_models, load_model
 from depthroute.evaluation.scores import compare_models, evaluation_markdown
+from depthroute.files import write_text
 from depthroute.training.environment import describe_code_and_device
 
 BOOTSTRAPS = 1000  # of lm-eval's own error of a perplexity

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from depthroute import files
 
 SETTINGS, RECORD, TABLE = "settings.json", "evaluation.json", "evaluation.md"
 
@@ -55,7 +56,7 @@ class ModelResults:
     def save(self, task: str, scores: dict[str, Any], items: Iterable[dict[str, Any]]) -> None:
         """The scores last, so that what they say is there once they are."""
         lines = (json.dumps(_plain(item), ensure_ascii=False) + "\n" for item in items)
-        write_text(self.folder / f"{task}.items.jsonl", "".join(lines))
+        files.write_text(self.folder / f"{task}.items.jsonl", "".join(lines))
         write_json(self.folder / f"{task}.json", scores)
 
 
@@ -71,15 +72,8 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(_plain(content), indent=1, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """The file is there whole, or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text(text, encoding="utf-8", newline="")
-    os.replace(draft, path)
+    """A file that is there whole, or as it was."""
+    files.write_json(path, _plain(content))
 
 
 def _plain(value: Any) -> Any:

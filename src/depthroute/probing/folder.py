@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
+from depthroute.files import write_text
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
 from depthroute.models.saved import load_saved
 from depthroute.probing.collinearity import CollinearityProbe
@@ -86,7 +86,7 @@ def probe_folder(
         "disagreement": None if disagreement is None else disagreement.result(model, sum(counted)),
         "heads": heads.result(model, counted),
     }
-    _write(Path(out) if out is not None else folder / RECORD, result)
+    write_text(Path(out) if out is not None else folder / RECORD, json.dumps(result, indent=1, allow_nan=False) + "\n")
     return result
 
 
@@ -185,11 +185,3 @@ def _name(source: str | Path | Sequence[str | Path]) -> str:
         return "the embedded corpus, held-out documents"
     names = [source] if isinstance(source, str | Path) else list(source)
     return ", ".join(Path(name).name if Path(name).is_absolute() else str(name) for name in names)
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    """The file is there whole, or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)

@@ -14,10 +14,11 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from depthroute.files import write_text
 from depthroute.report import formats
 from depthroute.report.evaluation_parts import evaluation_part
 from depthroute.report.folders import read_folder
-from depthroute.report.plates import Plates, write_text
+from depthroute.report.plates import Plates
 from depthroute.report.probe_parts import probe_part
 from depthroute.report.run_parts import run_sections
 from depthroute.report.settings import evaluation_settings, probe_settings, settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from depthroute.files import write_text
 from depthroute.report.drawing import to_svg
 from depthroute.report.inline_svg import inline_svg
 
@@ -49,10 +49,3 @@ class Plates:
 def slug(name: str) -> str:
     """A name as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:40].strip("-.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole: whoever opens it meanwhile sees the old one or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

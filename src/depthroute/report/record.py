@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from depthroute.files import write_text
 from depthroute.report.comparison import compare
 from depthroute.report.drawing import to_svg
 from depthroute.report.figures import loss_curves, paired_differences
@@ -15,7 +16,6 @@ from depthroute.studies.grid import copy_finished, study_text
 from depthroute.studies.results import write_results
 from depthroute.studies.statistics import PairedDifference
 from depthroute.studies.study import load_study, runs
-from depthroute.training.checkpoints import write_text
 
 
 def read_study(

@@ -18,12 +18,12 @@ import yaml
 from rich.console import Console
 
 from depthroute.errors import nearest
+from depthroute.files import write_text
 from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs, same_run
 from depthroute.studies.tables import tables
-from depthroute.training.checkpoints import write_text
 from depthroute.training.recipe import load_recipe, recipe_text
 
 Starter = Callable[[Path, Run, Slot], subprocess.Popen]

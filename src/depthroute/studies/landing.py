@@ -19,6 +19,7 @@ from typing import Any
 
 from depthroute.data import prepare
 from depthroute.errors import nearest
+from depthroute.files import write_text
 from depthroute.probing.folder import RECORD as PROBE
 from depthroute.studies import results
 from depthroute.studies.grid import record_end, start_worker, study_text
@@ -26,7 +27,6 @@ from depthroute.studies.scheduling import Slot, free_slots
 from depthroute.studies.study import Run, load_study, runs
 from depthroute.studies.turns import run_in_turns
 from depthroute.training.callbacks import read_metrics
-from depthroute.training.checkpoints import write_text
 from depthroute.training.trainer import cache_folder
 
 ARCHIVES = "archives"

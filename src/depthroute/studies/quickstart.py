@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
+from depthroute.files import write_json
 from depthroute.models.text import generate_text
 from depthroute.report import build_report
 from depthroute.studies.grid import StudyResult, run_study
-from depthroute.training.checkpoints import write_json
 from depthroute.training.recipe import recipe_folder
 
 PROMPT = "The old man looked out over the sea and"

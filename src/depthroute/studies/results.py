@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from depthroute.files import write_json, write_text
 from depthroute.studies.comparisons import compare
 from depthroute.studies.gains import compute_gains
 from depthroute.studies.study import Run, Study
 from depthroute.training.callbacks import read_metrics
-from depthroute.training.checkpoints import write_json, write_text
 from depthroute.training.recipe import differing_keys, load_recipe
 
 FINISHED, FAILED, UNFINISHED, NOT_STARTED = "finished", "failed", "unfinished", "not started"

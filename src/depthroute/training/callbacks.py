@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from depthroute.training.checkpoints import write_text
+from depthroute.files import write_text
 from depthroute.training.meter import Meter, synchronize
 
 HELD_OUT = "held_out.jsonl"

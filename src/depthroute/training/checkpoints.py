@@ -15,6 +15,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthroute.files import write_json
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -125,18 +127,3 @@ def load_tensors(folder: Path, state: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as we say ourselves
         checkpoint.load(state, checkpoint_id=folder, no_dist=not is_initialized())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there as a whole or, after a kill, as it was."""
-    draft = path.with_name(f".{path.name}.partial")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """`write_text` of JSON."""
-    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

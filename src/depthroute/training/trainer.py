@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Training
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
+from depthroute.files import write_json, write_text
 from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.card import CARD
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.training import strict_yaml
 from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metrics
 from depthroute.training.card import training_card
-from depthroute.training.checkpoints import checkpoints, last_complete, rotate, write_json, write_text
+from depthroute.training.checkpoints import checkpoints, last_complete, rotate
 from depthroute.training.environment import describe_environment
 from depthroute.training.hf_trainer import RecipeTrainer, shards_the_model, training_arguments
 from depthroute.training.meter import Meter

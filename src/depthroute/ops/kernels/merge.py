@@ -3,7 +3,7 @@
 A program holds whole rows, all heads. Rows of D values, for M sources and each token:
 forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
 written. The backward passes over the sources twice, to make the mix again and then for their gradients; the second
-pass is from the L1 cache. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
+pass is out of a cache. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
 """
 
 from collections.abc import Sequence
