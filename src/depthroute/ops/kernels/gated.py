@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import on_device, plain
+from depthroute.ops.kernels.launch import launch, on_device, plain
 from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, store
 from depthroute.ops.kernels.settings import merge_tile, parts
 
@@ -112,10 +112,9 @@ def forward(
     T = out.numel() // D
     tile = merge_tile(num_heads, D // num_heads, "forward")
     with on_device(out):
-        _forward_kernel[(triton.cdiv(T, tile.tokens),)](
-            plain(stream), plain(gate), plain(partial), plain(lse_in), plain(null), plain(null_logit), out, T,
-            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest, num_warps=tile.warps,
-        )  # fmt: skip
+        tensors = [plain(tensor) for tensor in (stream, gate, partial, lse_in, null, null_logit)]
+        programs = triton.cdiv(T, tile.tokens)
+        launch(_forward_kernel, programs, (*tensors, out, T), tile.block(num_heads, D), num_warps=tile.warps)
     return out
 
 
@@ -133,10 +132,8 @@ def backward(
     gate_parts = lse_in.new_empty(programs)
     null_parts, logit_parts = lse_in.new_empty((programs, D)), lse_in.new_empty((programs, num_heads))
     with on_device(partial):
-        _backward_kernel[(programs,)](
-            plain(grad), plain(gate), plain(partial), plain(lse_in), plain(null), plain(null_logit),
-            partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps,
-            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest, num_warps=tile.warps,
-        )  # fmt: skip
+        tensors = [plain(tensor) for tensor in (grad, gate, partial, lse_in, null, null_logit)]
+        arguments = (*tensors, partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps)
+        launch(_backward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
         gate_grad = gate_parts.sum(0, keepdim=True).to(gate.dtype)
         return gate_grad, partial_grad, normaliser_grad, null_parts.sum(0).to(null.dtype), logit_parts.sum(0)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import on_device, plain, pointer_table
+from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.rows import opaque
 from depthroute.ops.kernels.settings import inter_programs, inter_tile, parts
 
@@ -230,10 +230,9 @@ def forward(
     steps = triton.cdiv(T, programs)
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
-        _forward_kernel[(triton.cdiv(T, steps) * num_heads,)](
-            table, weight, len(rows), len(weight), T, steps, _TYPES[like.dtype], num_heads, D // num_heads,
-            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, num_warps=tile.warps,
-        )  # fmt: skip
+        arguments = (table, weight, len(rows), len(weight), T, steps)
+        constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
+        launch(_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, num_warps=tile.warps)
     return partials, lses
 
 
@@ -266,11 +265,9 @@ def backward(
         table = pointer_table(
             [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *sites[1], *sites[2]]
         )
-        _backward_kernel[(programs * num_heads,)](
-            table, weight, weight_parts, len(rows), len(weight), T, steps, _TYPES[like.dtype],
-            num_heads, D // num_heads,
-            tile.sources, tile.sites, tile.chunks, tile.width, tile.rest, num_warps=tile.warps,
-        )  # fmt: skip
+        arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
+        constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
+        launch(_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
         return source_grads, rstd_grads, weight_parts.sum(0)
 
 

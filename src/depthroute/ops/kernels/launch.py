@@ -1,7 +1,8 @@
-"""What every launch needs: plain tensors, the right device, and a list of tensors as one table of pointers."""
+"""What every launch needs: plain tensors, the right device, a compiled variant, a list of tensors as one table."""
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -9,7 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 ALIGNMENT = 16  # bytes: one vector load
-FEW, MANY = 16, 64  # addresses in one launch; every list is padded to these, so only two variants are ever compiled
+SPANS = (16, 64, 256)  # addresses in one launch; every list is padded to these, so only three variants are compiled
+
+_variants: dict[tuple[Any, ...], Any] = {}
 
 
 @triton.jit
@@ -43,18 +46,47 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     from memory that has long been something else.
     """
     addresses = [tensor.data_ptr() for tensor in tensors]
-    spans = [MANY] * (len(addresses) // MANY)
-    if rest := len(addresses) % MANY:
-        spans.append(FEW if rest <= FEW else MANY)
+    spans = [SPANS[-1]] * (len(addresses) // SPANS[-1])
+    if rest := len(addresses) % SPANS[-1]:
+        spans.append(next(span for span in SPANS if rest <= span))
     addresses += addresses[-1:] * (sum(spans) - len(addresses))
     table = torch.empty(len(addresses), dtype=torch.int64, device=tensors[0].device)
     start = 0
     for span in spans:
-        _write[(1,)](table[start:], tuple(addresses[start : start + span]), num_warps=1)
+        launch(_write, 1, (table[start:], tuple(addresses[start : start + span])), (), num_warps=1)
         start += span
     return table
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
     """Launches inside go to the tensor's device, whichever is the current one."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], *, num_warps: int) -> None:
+    """`kernel[(programs,)](*arguments, *constants)` without looking at every argument again.
+
+    Triton chooses the compiled variant by the type, the alignment and the value of each argument, which for tens of
+    addresses takes longer than the kernel runs. Here it depends on less, which is what callers must keep to: tensors
+    and addresses (tuples of int) are plain, every other argument is one that the kernel does not specialise on.
+    """
+    values: list[Any] = []
+    kinds: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            kinds.append(argument.dtype)
+            values.append(argument.data_ptr())
+        else:
+            kinds.append(len(argument) if isinstance(argument, tuple) else None)
+            values.append(argument)
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    key = (id(kernel), device, num_warps, *constants, *kinds)
+    variant = _variants.get(key)
+    if variant is not None:
+        variant[programs, 1, 1](*values, *constants)
+        return
+    variant = kernel[(programs,)](*arguments, *constants, num_warps=num_warps)
+    if variant is not None:  # the interpreter has none
+        _variants[key] = variant

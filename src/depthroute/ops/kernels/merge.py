@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import on_device, plain
+from depthroute.ops.kernels.launch import launch, on_device, plain
 from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, square, store
 from depthroute.ops.kernels.settings import merge_tile
 
@@ -259,16 +259,17 @@ def forward(
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     partial, lse_in = (out, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
-    gamma = weight[0] if norm_weight is None else plain(norm_weight)
+    row = plain(weight[0])
+    gamma = row if norm_weight is None else plain(norm_weight)
     tile = merge_tile(num_heads, D // num_heads, "forward")
     T = out.numel() // D
     with on_device(out):
-        _forward_kernel[(triton.cdiv(T, tile.tokens),)](
-            _slots(rows), _slots(stats, len(rows), newest), partial, lse_in, plain(weight[0]), gamma,
+        arguments = (
+            _slots(rows), _slots(stats, len(rows), newest), partial, lse_in, row, gamma,
             out, lse, newest, len(rows), T, int(partial is not out), eps, norm_eps,
-            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
-            norm_weight is not None, num_warps=tile.warps,
         )  # fmt: skip
+        constants = (*tile.block(num_heads, D), norm_weight is not None)
+        launch(_forward_kernel, triton.cdiv(T, tile.tokens), arguments, constants, num_warps=tile.warps)
     return out, lse, newest
 
 
@@ -305,17 +306,18 @@ def backward(
     tile = merge_tile(num_heads, D // num_heads, "backward")
     T, programs = grad.numel() // D, len(weight)
     with on_device(grad):
-        _backward_kernel[(programs,)](
+        row = plain(weight[0])
+        arguments = (
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
             grad, newest if rstd_grad is None else plain(rstd_grad), partial, lse_in, plain(lse), plain(newest),
-            plain(weight[0]), weight[0] if norm_weight is None else plain(norm_weight),
+            row, row if norm_weight is None else plain(norm_weight),
             partial_grad, normaliser_grad, parts, norm_parts,
             m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
-            num_heads, D // num_heads, tile.tokens, tile.heads, tile.width, tile.rest,
-            norm_weight is not None, tile.unroll, num_warps=tile.warps,
         )  # fmt: skip
+        constants = (*tile.block(num_heads, D), norm_weight is not None, tile.unroll)
+        launch(_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
     norm_grad = grad.new_empty(0) if norm_weight is None else norm_parts.sum(0).to(norm_weight.dtype)
     return inter_grads, source_grads, rstd_grads, parts, norm_grad
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels import wide
-from depthroute.ops.kernels.launch import address, on_device, plain, pointer, pointer_table
+from depthroute.ops.kernels.launch import address, launch, on_device, plain, pointer, pointer_table
 from depthroute.ops.kernels.tiles import read_tile
 
 
@@ -131,10 +131,9 @@ def forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: floa
         if tile is None:
             wide.forward(table, weight, mix, lse, rstd, len(rows), T, eps)
         else:
-            _forward_kernel[(triton.cdiv(T, tile.tokens),)](
-                table, weight, mix, lse, rstd, len(rows), T, eps, num_heads, D // num_heads,
-                tile.tokens, tile.heads, tile.width, tile.unroll, num_warps=tile.warps,
-            )  # fmt: skip
+            arguments = (table, weight, mix, lse, rstd, len(rows), T, eps)
+            programs = triton.cdiv(T, tile.tokens)
+            launch(_forward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
     return mix, lse, rstd
 
 
@@ -165,8 +164,6 @@ def backward(
         blocks = triton.cdiv(T, tile.tokens)
         steps = max(1, triton.cdiv(blocks, tile.programs))
         partial = weight.new_empty((triton.cdiv(blocks, steps), D))
-        _backward_kernel[(len(partial),)](
-            table, grad, weight, lse, rstd, partial, len(rows), T, steps, num_heads, D // num_heads,
-            tile.tokens, tile.heads, tile.width, tile.unroll, num_warps=tile.warps,
-        )  # fmt: skip
+        arguments = (table, grad, weight, lse, rstd, partial, len(rows), T, steps)
+        launch(_backward_kernel, len(partial), arguments, tile.block(num_heads, D), num_warps=tile.warps)
         return grads, partial.sum(0)

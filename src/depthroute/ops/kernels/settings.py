@@ -39,6 +39,10 @@ class MergeTile(NamedTuple):
     warps: int
     unroll: int
 
+    def block(self, num_heads: int, width: int) -> tuple[int, ...]:
+        """H, K, BT, BH, BA, BB of the kernels, for rows of `width` values."""
+        return num_heads, width // num_heads, self.tokens, self.heads, self.width, self.rest
+
 
 class InterTile(NamedTuple):
     """Block of one program of an inter read: one token and head, `sources` x `chunks` x (`width` + `rest`)."""
@@ -49,6 +53,10 @@ class InterTile(NamedTuple):
     width: int
     rest: int
     warps: int
+
+    def block(self, num_heads: int, width: int) -> tuple[int, ...]:
+        """H, K, BN, BS, C, BA, BB of the kernels, for rows of `width` values."""
+        return num_heads, width // num_heads, self.sources, self.sites, self.chunks, self.width, self.rest
 
 
 @contextlib.contextmanager

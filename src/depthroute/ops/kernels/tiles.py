@@ -27,6 +27,10 @@ class Tile(NamedTuple):
     warps: int
     unroll: int
 
+    def block(self, num_heads: int, width: int) -> tuple[int, ...]:
+        """H, K, BT, BH, BK, UNROLL of the kernels, for rows of `width` values."""
+        return num_heads, width // num_heads, self.tokens, self.heads, self.width, self.unroll
+
     @property
     def programs(self) -> int:
         """Programs of the backward that run at once; each leaves one partial sum of the query gradient."""

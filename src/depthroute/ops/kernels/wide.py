@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import address, pointer
+from depthroute.ops.kernels.launch import address, launch, pointer
 from depthroute.ops.kernels.tiles import wide_tile
 
 
@@ -119,9 +119,8 @@ def forward(table: Tensor, weight: Tensor, mix: Tensor, lse: Tensor, rstd: Tenso
     D, H = mix.shape[-1], lse.shape[-1]
     tile = wide_tile(H)
     scratch = weight.new_empty((min(T, tile.programs), D))
-    _forward_kernel[(len(scratch),)](
-        table, weight, scratch, mix, lse, rstd, N, T, eps, H, D // H, tile.heads, tile.width, num_warps=tile.warps
-    )
+    arguments = (table, weight, scratch, mix, lse, rstd, N, T, eps)
+    launch(_forward_kernel, len(scratch), arguments, (H, D // H, tile.heads, tile.width), num_warps=tile.warps)
 
 
 def backward(table: Tensor, grad: Tensor, weight: Tensor, lse: Tensor, rstd: Tensor, N: int, T: int) -> Tensor:
@@ -129,7 +128,6 @@ def backward(table: Tensor, grad: Tensor, weight: Tensor, lse: Tensor, rstd: Ten
     D, H = grad.shape[-1], lse.shape[-1]
     tile = wide_tile(H)
     partial = weight.new_empty((min(T, tile.programs), D))
-    _backward_kernel[(len(partial),)](
-        table, grad, weight, lse, rstd, partial, N, T, H, D // H, tile.heads, tile.width, num_warps=tile.warps
-    )
+    arguments = (table, grad, weight, lse, rstd, partial, N, T)
+    launch(_backward_kernel, len(partial), arguments, (H, D // H, tile.heads, tile.width), num_warps=tile.warps)
     return partial.sum(0)
