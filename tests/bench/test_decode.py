@@ -50,3 +50,29 @@ def test_a_step_writes_the_next_place_of_the_cache():
     cache = model.filled(2, 5, 16)
     model.forward(model.ids(2, 1), cache)
     assert int(cache.get_seq_length()) == 6
+
+
+@pytest.mark.compat
+def test_a_prompt_is_causal_without_a_mask_while_a_graph_is_captured(monkeypatch):
+    from torch.nn import functional as F
+
+    from depthroute.models import presets
+
+    model = decode.Decoder("mhar", presets.decoder_config("tiny", **OVERRIDES), torch.float32, "cpu")
+    wanted = model.forward(model.ids(2, 8))
+    attend, masks = F.scaled_dot_product_attention, []
+
+    def watched(*arguments, **options):
+        masks.append((options["attn_mask"], options["is_causal"]))
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    assert torch.equal(model.prompt(2, 8)(), wanted)
+    assert masks == [(None, True)] * 2
+
+
+def test_a_context_too_short_for_its_steps_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        decode.main(["--out", str(tmp_path), "--context", "32"])
+    assert "--context is 32, but should be at least 64" in capsys.readouterr().err

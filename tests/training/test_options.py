@@ -63,6 +63,7 @@ TESTED_ELSEWHERE = {
     "training.ema_decay": "test_ema.py",
     "training.evaluate_first": "test_mid_training.py: the first evaluation",
     "data.subset": "tests/data: hub data sets",
+    "training.cuda_graphs": "test_cuda_graphs.py",
     "training.micro_batch_size": "test_train.py: accumulation",
     "training.save_every": "test_resume.py: what is kept",
     "training.sharding": "test_distributed.py: shards through Trainer, and hybrid shard",

@@ -104,6 +104,10 @@ def test_an_unknown_key_names_the_nearest_right_one_with_its_path():
         ("model.preset=null", "model.preset is None and model.checkpoint is None, but exactly one"),
         ("data.tokenizer=checkpoint", "data.tokenizer is 'checkpoint', but model.checkpoint is null"),
         ("training.compile=1", "training.compile is 1, but should be true or false"),
+        (
+            "training.cuda_graphs=true",
+            "training.cuda_graphs is true, but should be false where training.compile is false",
+        ),
         ("training.precision=fp16", "training.precision is 'fp16', but should be 'fp32' or 'bf16'"),
         ("training.report_to=wandb", "training.report_to is 'wandb', but should be a list"),
         ("seed=true", "seed is True, but should be a whole number"),

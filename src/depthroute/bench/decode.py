@@ -27,6 +27,10 @@ from depthroute.models.compat import CACHE
 CHECKED = (2, 24, 8)  # sequences, tokens of a text, and how many of them are decoded one by one
 ALLOWED = {torch.bfloat16: 3e-2, torch.float32: 1e-4}  # largest difference of a logit, of the largest logit
 ROUNDS = 5
+# What transformers finds for a prompt by looking at its positions: attention is causal without a mask, and a faster
+# kernel. It cannot look while a graph is captured, and would then make a mask.
+NO_MASKS = {"full_attention": None}
+LEAST_CONTEXT = 64  # half of it has places for all steps that `_times` runs
 
 
 class Decoder:
@@ -42,9 +46,10 @@ class Decoder:
         self.model = model.to(device, dtype).eval()
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, cache: StaticCache | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: StaticCache | None = None, masks: dict[str, None] | None = None) -> Tensor:
         """Logits of the last token of ids (B, T), given what the cache holds."""
-        return self.model(input_ids=ids, use_cache=cache is not None, logits_to_keep=1, **{CACHE: cache}).logits
+        cached = {"use_cache": cache is not None, CACHE: cache}
+        return self.model(input_ids=ids, attention_mask=masks, logits_to_keep=1, **cached).logits
 
     def filled(self, batch: int, prompt: int, context: int) -> StaticCache:
         """A static cache of `context` places that holds a random prompt."""
@@ -76,7 +81,7 @@ class Decoder:
     def prompt(self, batch: int, length: int) -> Callable[[], Any]:
         """The forward of a prompt."""
         ids = self.ids(batch, length)
-        return lambda: self.forward(ids)
+        return lambda: self.forward(ids, masks=NO_MASKS)
 
 
 def measure(
@@ -157,6 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
+    if options.context < LEAST_CONTEXT:
+        parser.error(f"--context is {options.context}, but should be at least {LEAST_CONTEXT}")
     timing.require_cuda()
     rows = measure(
         options.preset,

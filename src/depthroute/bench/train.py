@@ -1,11 +1,12 @@
 """Whole training steps: forward, backward, clip, AdamW. Schemes side by side in one process, their steps interleaved.
 
     python -m depthroute.bench.train --out DIR --preset 100m [--batch 8] [--length 2048] [--schemes additive mhar]
-        [--precision bf16 autocast] [--eager] [--microbatches 1] [--overrides num_hidden_layers=4]
+        [--precision bf16 autocast] [--eager | --graphs] [--microbatches 1] [--overrides num_hidden_layers=4]
 
 `bf16` holds weights, gradients and optimizer state in bf16; `autocast` holds them in fp32 and computes in bf16. The
-table gives tokens a second beside the first scheme's, peak memory, and the seconds from a built model to the end of its
-first step.
+table gives tokens a second beside the first scheme's, the milliseconds of a step and for how many of them the GPU was
+busy, peak memory, and the seconds from a built model to the end of its first step. Where a step takes much longer than
+the GPU is busy, it waits for launches from Python; `--graphs` replays them as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from depthroute.bench import timing
 MICROBATCH = {"tiny": (2, 256), "100m": (8, 2048), "124m": (8, 2048), "350m": (4, 1024), "1b": (2, 1024)}
 PRECISIONS = ("bf16", "autocast")
 MAX_GRAD_NORM = 1.0
+PROFILED = 2  # steps
 
 
 def parse_scheme(text: str) -> dict[str, Any]:
@@ -46,17 +48,22 @@ def _value(text: str) -> Any:
 class Arm:
     """One scheme: its model, its optimizer, and what its steps took."""
 
-    def __init__(self, scheme: str, decoder: Any, precision: str, *, compiled: bool, device: str) -> None:
+    def __init__(
+        self, scheme: str, decoder: Any, precision: str, *, compiled: bool, device: str, graphs: bool = False
+    ) -> None:
         import depthroute
+        from depthroute.training.cuda_graphs import MODE
 
-        self.scheme, self.precision, self.device = scheme, precision, device
+        self.scheme, self.precision, self.graphs, self.device = scheme, precision, graphs, device
         self.samples: list[float] = []
         self.losses: list[float] = []
         torch.manual_seed(0)
         config = depthroute.DepthRoutedConfig(decoder=decoder, residual=parse_scheme(scheme))
         model: Any = depthroute.DepthRoutedForCausalLM(config)
         self.model: torch.nn.Module = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).train()
-        self.forward: Callable[..., Any] = torch.compile(self.model, fullgraph=True) if compiled else self.model
+        self.forward: Callable[..., Any] = self.model
+        if compiled:
+            self.forward = torch.compile(self.model, fullgraph=True, mode=MODE if graphs else None)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda"
         )
@@ -67,12 +74,16 @@ class Arm:
 
     def step(self, batches: list[Tensor]) -> Tensor:
         """One optimizer step over some microbatches; the mean loss, not waited for."""
+        from depthroute.training.cuda_graphs import own_gradients
+
         total = torch.zeros((), device=self.device)
-        for ids in batches:
+        for number, ids in enumerate(batches):
             with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "autocast"):
                 loss = self.forward(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
             loss.backward()
             total += loss.detach()
+            if self.graphs and number == 0 and len(batches) > 1:
+                own_gradients(self.model)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -91,9 +102,13 @@ def measure(
     steps: int,
     compiled: bool,
     overrides: dict[str, Any],
+    graphs: bool = False,
     device: str = "cuda",
 ) -> list[dict[str, Any]]:
-    """One row for each scheme; the schemes take turns of `steps` steps, `rounds` times."""
+    """One row for each scheme; the schemes take turns of `steps` steps, `rounds` times.
+
+    graphs: replay what is compiled as CUDA graphs.
+    """
     from depthroute.models import presets
 
     decoder = presets.decoder_config(preset, **overrides)
@@ -106,17 +121,19 @@ def measure(
     for scheme in schemes:
         _forget_memory(device)
         before = _allocated(device)
-        arm = Arm(scheme, decoder, precision, compiled=compiled, device=device)
+        arm = Arm(scheme, decoder, precision, compiled=compiled, graphs=graphs, device=device)
         start = time.perf_counter()
         loss = float(arm.step(batches))
         first = time.perf_counter() - start
-        arm.step(batches)  # the state of the optimizer is there from the second on
+        for _ in range(2):  # the state of the optimizer is there from the second on, and every graph after the third
+            arm.step(batches)
         rows.append(
             {
                 "preset": preset,
                 "scheme": scheme,
                 "precision": precision,
                 "compiled": compiled,
+                "graphs": graphs,
                 "batch": batch,
                 "length": length,
                 "microbatches": microbatches,
@@ -141,8 +158,20 @@ def measure(
         row["tokens_per_second"] = {"median": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
         # Taken turn by turn, so that what the whole card does slower or faster does not count.
         row["of_first"] = statistics.median(a / b for a, b in zip(arms[0].samples, arm.samples, strict=True))
+        row["step_ms"] = statistics.median(arm.samples) * 1e3
+        row["busy_ms"] = _busy(arm, batches) if device == "cuda" else None
         row["memory_of_first"] = row["peak_memory"] / max(1, rows[0]["peak_memory"])
     return rows
+
+
+def _busy(arm: Arm, batches: list[Tensor]) -> float:
+    """Milliseconds a step of kernels and copies on the GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED):
+            arm.step(batches)
+        torch.cuda.synchronize()
+    events = [event for event in profiler.key_averages() if not event.is_user_annotation]  # spans of what is counted
+    return sum(event.self_device_time_total for event in events) / 1e3 / PROFILED
 
 
 def _synchronize(device: str) -> None:
@@ -167,12 +196,15 @@ def _peak(device: str) -> int:
 def table(rows: list[dict[str, Any]]) -> str:
     """The results in a few lines."""
     names = f"{'preset':6s} {'scheme':22s} {'precision':9s}"
-    lines = [f"{names} {'tokens/s (least-most)':>27s} {'x first':>7s} {'GiB':>6s} {'x first':>7s} {'first s':>7s}"]
+    speeds = f"{'tokens/s (least-most)':>27s} {'x first':>7s} {'step ms':>8s} {'busy ms':>8s}"
+    lines = [f"{names} {speeds} {'GiB':>6s} {'x first':>7s} {'first s':>7s}"]
     for row in rows:
         speed = row["tokens_per_second"]
         span = f"{speed['median']:,.0f} ({speed['least']:,.0f}-{speed['most']:,.0f})"
+        busy = "-" if row["busy_ms"] is None else f"{row['busy_ms']:.2f}"
         lines.append(
             f"{row['preset']:6s} {row['scheme']:22s} {row['precision']:9s} {span:>27s} {row['of_first']:7.3f} "
+            f"{row['step_ms']:8.2f} {busy:>8s} "
             f"{row['peak_memory'] / 2**30:6.2f} {row['memory_of_first']:7.3f} {row['first_step_s']:7.1f}"
         )
     return "\n".join(lines)
@@ -189,7 +221,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--microbatches", type=int, default=1, help="for each optimizer step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="of each scheme in a round")
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--eager", action="store_true", help="without torch.compile")
+    how.add_argument("--graphs", action="store_true", help="replay what is compiled as CUDA graphs")
     parser.add_argument(
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
@@ -208,12 +242,14 @@ def main(arguments: list[str] | None = None) -> None:
             rounds=options.rounds,
             steps=options.steps,
             compiled=not options.eager,
+            graphs=options.graphs,
             overrides={key: _value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
         )
         torch._dynamo.reset()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "train.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))
-    print(f"{timing.environment()['device']}, {'eager' if options.eager else 'compiled'}")
+    how_run = "eager" if options.eager else "compiled, CUDA graphs" if options.graphs else "compiled"
+    print(f"{timing.environment()['device']}, {how_run}")
     print(table(rows))
 
 

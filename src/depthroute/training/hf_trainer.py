@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, SequentialSampler
@@ -20,6 +20,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import SHARDS, load_shards, rotate, save_shards, seal
 from depthroute.training.compilation import compile_parts
+from depthroute.training.cuda_graphs import MODE, check_cuda_graphs, own_gradients
 from depthroute.training.ema import WeightEma
 from depthroute.training.evaluation import HeldOutLoss, summed_loss
 from depthroute.training.meter import Meter
@@ -117,6 +118,16 @@ class RecipeTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         walked: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(walked)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one microbatch; its loss, which Trainer adds to a sum of its own at once."""
+        if not self.recipe.training.cuda_graphs or self.current_gradient_accumulation_steps == 1:
+            return super().training_step(model, inputs, num_items_in_batch)
+        is_first = all(parameter.grad is None for parameter in model.parameters())
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if is_first:
+            own_gradients(model)
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -242,10 +253,13 @@ class RecipeTrainer(Trainer):
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     """What Trainer needs to know of a recipe. Starts the process group where torchrun or accelerate asks for one.
 
-    Raises ValueError if the batch cannot be dealt to the ranks in equal micro batches.
+    Raises ValueError if the batch cannot be dealt to the ranks in equal micro batches, and for CUDA graphs where they
+    cannot be.
     """
     training = recipe.training
     ranks = number_of_ranks()
+    if training.cuda_graphs:
+        check_cuda_graphs(ranks)
     micro = training.micro_batch_size or training.batch_size // ranks
     if micro == 0 or training.batch_size % (micro * ranks):
         raise ValueError(
@@ -276,6 +290,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         max_grad_norm=recipe.optimizer.max_grad_norm,
         bf16=training.precision == "bf16",
         torch_compile=training.compile and not compiles_parts(recipe),
+        torch_compile_mode=MODE if training.cuda_graphs else None,
         logging_strategy="steps",
         logging_steps=training.log_every,
         logging_first_step=True,

@@ -113,6 +113,7 @@ class TrainingRecipe(Section):
     micro_batch_size: Count | None = None  # sequences on one device at once; None: batch_size / devices
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast, with weights in fp32
     compile: bool = False
+    cuda_graphs: bool = False  # replay each microbatch's kernels as CUDA graphs; needs compile, and one CUDA device
     gradient_checkpointing: bool = False
     # Over several devices: "none", each holds everything (DDP); "full", each holds a shard of weights, gradients and
     # optimizer (FSDP2); "hybrid", so within a host, and every host holds a copy.
@@ -134,6 +135,11 @@ class TrainingRecipe(Section):
             raise ValueError(
                 f"training.micro_batch_size is {self.micro_batch_size}, "
                 f"but should divide training.batch_size = {self.batch_size}"
+            )
+        if self.cuda_graphs and not self.compile:
+            raise ValueError(
+                "training.cuda_graphs is true, but should be false where training.compile is false: "
+                "the compiler makes the graphs"
             )
         if self.gather_precision == "bf16" and self.precision != "bf16":
             raise ValueError(
