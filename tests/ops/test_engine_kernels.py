@@ -7,8 +7,9 @@ import torch
 
 from depthroute.ops.kernels import two_phase as kernels
 from depthroute.ops.kernels.settings import obstacle, overriding
+from depthroute.ops.reference import depth_mix
 from depthroute.ops.two_phase import algebra, gated_merge, inter
-from ops.cases import on_every_target, on_gpu
+from ops.cases import CUDA, INTERPRETER, on_every_target, on_gpu
 from ops.engine_chains import error, inputs, make, results
 
 FP32 = 1e-5
@@ -57,13 +58,16 @@ def assert_close(actual, expected, dtype):
 
 
 # (sources, sites, width, heads, tokens): heads of 12 and 20 channels, of one and several chunks, more sources than one
-# step of the kernel takes, more sites than the narrow tile has.
-INTER = [(1, 1, 24, 2, 2), (5, 3, 40, 2, 3), (19, 2, 20, 1, 2), (3, 10, 12, 3, 1), (2, 3, 288, 1, 2)]
+# step of the kernel takes, more sites than the narrow tile has, heads cut in two (160 = 128 + 32).
+INTER = [
+    (1, 1, 24, 2, 2), (5, 3, 40, 2, 3), (19, 2, 20, 1, 2), (3, 10, 12, 3, 1), (2, 3, 288, 1, 2), (35, 3, 320, 2, 5)
+]  # fmt: skip
 
 
 @on_every_target
+@pytest.mark.parametrize("exact", [False, True], ids=["normaliser", "exact"])
 @pytest.mark.parametrize("case", INTER, ids=str)
-def test_inter_forward_and_backward_equal_the_algebra(target, case, poisoned_memory):
+def test_inter_forward_and_backward_equal_the_algebra(target, case, exact, poisoned_memory):
     n, s, width, heads, tokens = case
     draw = Draw(target, tokens, width, heads)
     sources, rstd, weight = [draw.row() for _ in range(n)], [draw.stat() for _ in range(n)], draw.weight(s)
@@ -73,8 +77,8 @@ def test_inter_forward_and_backward_equal_the_algebra(target, case, poisoned_mem
     # Some sums so far are absent.
     addends = [draw.row() if i % 2 else None for i in range(n)]
     rstd_addends = [None if i % 3 == 1 else draw.stat() for i in range(n)]
-    upstream, normalisers = [draw.row() for _ in range(s)], [draw.stat() for _ in range(s)]
-    arguments = (upstream, normalisers, sources, rstd, weight, expected[1], heads, addends, rstd_addends)
+    upstream, lse_grads = [draw.row() for _ in range(s)], [draw.stat() for _ in range(s)]
+    arguments = (upstream, lse_grads, sources, rstd, weight, expected[1], heads, addends, rstd_addends, exact)
     assert_close(kernels.inter_backward(*arguments), algebra.inter_backward(*arguments), target[1])
 
 
@@ -90,20 +94,17 @@ def test_merge_forward_and_backward_equal_the_algebra(target, case, poisoned_mem
     draw = Draw(target, tokens, width, heads)
     partial, lse_in = (draw.row(), draw.stat()) if has_inter else (None, None)
     sources, rstd = [draw.row() for _ in range(m)], [draw.stat() for _ in range(m - 1)]
-    weight, gamma = draw.weight(1).expand(3, width), draw.weight(1)[0].to(target[1]) if has_norm else None
+    weight, gamma = draw.weight(1)[0], draw.weight(1)[0].to(target[1]) if has_norm else None
     expected = algebra.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
     actual = kernels.merge_forward(partial, lse_in, sources, rstd, weight, gamma, heads, 1e-6, 1e-5)
     assert_close(actual, expected, target[1])
-    _, lse, newest = expected
+    _, lse, newest, raws = expected
     addends = [draw.row() if i % 2 else None for i in range(m)]
     rstd_addends = [None if i % 2 else draw.stat() for i in range(m - 1)]
     rstd_grad = draw.stat() if has_inter else None
-    arguments = (draw.row(), rstd_grad, partial, lse_in, lse, newest, sources, rstd, weight, gamma, heads, 1e-5,
-                 addends, rstd_addends)  # fmt: skip
-    actual, expected = kernels.merge_backward(*arguments), algebra.merge_backward(*arguments)
-    # The weight's gradient comes in parts that only their sum defines.
-    actual, expected = ((*each[:3], each[3].sum(0), each[4]) for each in (actual, expected))
-    assert_close(actual, expected, target[1])
+    arguments = (draw.row(), rstd_grad, partial, lse_in, lse, newest, raws, sources, rstd, weight, gamma, heads,
+                 1e-5, addends, rstd_addends)  # fmt: skip
+    assert_close(kernels.merge_backward(*arguments), algebra.merge_backward(*arguments), target[1])
 
 
 @on_every_target
@@ -119,10 +120,66 @@ def test_the_gated_form_equals_the_algebra(target, poisoned_memory):
     stream, upstream = draw.normal(5, 40).requires_grad_(), draw.normal(5, 40)
     found = []
     for use_kernels in (True, False):
-        partials, lses, _, _ = inter(sources, rstd, weight, 2, use_kernels)
+        partials, lses, _, _ = inter(sources, rstd, weight, 2, use_kernels, exact=True)
         out = gated_merge(stream, gate, partials[0], lses[0], null, weight[0], 2, 1e-6, kernels=use_kernels)
         found.append([out, *torch.autograd.grad(out, [stream, gate, null, weight, *sources], upstream)])
     assert_close(*found, target[1])
+
+
+def gated_query_gradients(target, use_kernels, seed):
+    """Query gradients (S, D) of gated reads: in two phases, one by one in the same dtype, and one by one in fp64.
+
+    The sources share a large component, which cancels in these gradients if those of the logits sum to zero.
+    """
+    sites, heads, tokens, width = 4, 2, 12, 64
+    draw = Draw(target, tokens, width, heads, seed)
+    shared = 3 * draw.normal(width)
+    sources = [(draw.normal(tokens, width) + shared).to(target[1]) for _ in range(5)]
+    null, gate, weight = draw.normal(width).to(target[1]), draw.normal(1).to(target[1]) / 3, draw.weight(sites)
+    upstream = [draw.row() for _ in range(sites)]
+
+    def gradient(reads, dtype):
+        query = weight.clone().requires_grad_()
+        rows = [source.to(dtype).requires_grad_() for source in sources]
+        loss = sum((out * grad.to(dtype)).sum() for out, grad in zip(reads(query, rows), upstream, strict=True))
+        return torch.autograd.grad(loss, query)[0]
+
+    def two_phases(query, rows):
+        known = [torch.rsqrt(row.float().square().mean(-1, keepdim=True) + 1e-6).expand(-1, heads) for row in rows]
+        stream = torch.zeros_like(rows[0])
+        partials, lses, _, _ = inter(rows, known, query, heads, use_kernels, exact=True)
+        return [
+            gated_merge(stream, gate, partial, lse, null, row, heads, 1e-6, kernels=use_kernels)
+            for partial, lse, row in zip(partials, lses, query.unbind(0), strict=True)
+        ]
+
+    def one_by_one(query, rows):
+        rows = [null.to(rows[0].dtype).expand_as(rows[0]), *rows]
+        return [gate.to(rows[0].dtype) * depth_mix(rows, row, num_heads=heads, eps=1e-6) for row in query.unbind(0)]
+
+    return gradient(two_phases, target[1]), gradient(one_by_one, target[1]), gradient(one_by_one, torch.float64)
+
+
+def gated_query_errors(target, use_kernels):
+    draws = [gated_query_gradients(target, use_kernels, seed) for seed in range(8)]
+    ours, beside, exact = (torch.cat(each) for each in zip(*draws, strict=True))
+    return error([ours], [exact]), error([beside], [exact])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_rounding_of_a_partial_mix_does_not_reach_the_queries_of_gated_reads(dtype):
+    ours, beside = gated_query_errors(("cpu", dtype), use_kernels=False)
+    assert ours <= 1.5 * beside  # 2.3 and 3.4 times, where it does
+
+
+# The interpreter has no products in bf16.
+IN_16_BITS = [pytest.param(("cpu", torch.float16), id="interpreter", marks=INTERPRETER.marks), *CUDA[1:]]
+
+
+@pytest.mark.parametrize("target", IN_16_BITS)
+def test_nor_does_it_in_the_kernels(target):
+    ours, beside = gated_query_errors(target, use_kernels=True)
+    assert ours <= 1.5 * beside
 
 
 @on_every_target
@@ -218,14 +275,14 @@ def test_strided_sources_and_gradients_give_the_same_result():
     if torch.cuda.is_available():
         pytest.skip("interpreted only without a CUDA device; strides are made plain before any kernel runs")
     draw = Draw(("cpu", torch.float32), 3, 24, 2)
-    sources, rstd, weight = [draw.row() for _ in range(2)], [draw.stat()], draw.weight(1).expand(3, 24)
+    sources, rstd, weight = [draw.row() for _ in range(2)], [draw.stat()], draw.weight(1)[0]
     strided = [torch.stack([source, source], -1)[..., 0] for source in sources]
     upstream = torch.ones(1, 1).expand(3, 24)
     found = []
     for own, grad in ((sources, upstream.contiguous()), (strided, upstream)):
-        mix, lse, newest = kernels.merge_forward(None, None, own, rstd, weight, None, 2, 1e-6, 0.0)
-        grads = kernels.merge_backward(grad, None, None, None, lse, newest, own, rstd, weight, None, 2, 0.0)
-        found.append(flat((mix, lse, newest, *grads)))
+        mix, lse, newest, raws = kernels.merge_forward(None, None, own, rstd, weight, None, 2, 1e-6, 0.0)
+        grads = kernels.merge_backward(grad, None, None, None, lse, newest, raws, own, rstd, weight, None, 2, 0.0)
+        found.append(flat((mix, lse, newest, raws, *grads)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

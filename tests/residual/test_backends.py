@@ -86,22 +86,39 @@ def parts(model, device):
         last = key.rsplit(".", 1)[-1]
         group = last if "residual." in key and last in groups else "norm_weight" if "residual." in key else "decoder"
         groups[group].append(parameter.grad.double().flatten())
-    return {"logits": logits.detach().double(), **{key: torch.cat(each) for key, each in groups.items() if each}}
+    grads = {key: torch.cat(each) for key, each in groups.items() if each}
+    return {"logits": logits.detach().double().flatten(), **grads}
+
+
+def drawn(options, dtype, device, backend, exact=False, **shape):
+    """`parts` of a few models that differ in their weights, one after another.
+
+    The errors of one model are a noisy measure: of two forms that round equally well, one or the other has twice the
+    error in the gradients of the queries, and five times in those of the few gates.
+    """
+    found = []
+    for seed in range(8):
+        model = move_off_init(routed({**options, "backend": backend}, **shape), seed, std=0.02).to(dtype)
+        found.append(parts(in_fp64(model) if exact else model, device))
+    return {key: torch.cat([each[key] for each in found]) for key in found[0]}
+
+
+def check_errors(options, dtype, device, **shape):
+    arguments = (options, dtype, device)
+    ours, reference = (drawn(*arguments, backend, **shape) for backend in ("auto", "reference"))
+    for key, wanted in drawn(*arguments, "reference", exact=True, **shape).items():
+        error, beside = ((each[key] - wanted).norm() / wanted.norm() for each in (ours, reference))
+        assert error <= max(1.5 * beside, 1e-5 if dtype == torch.float32 else 0), (key, float(error), float(beside))
+
+
+@pytest.mark.parametrize("options", SCHEMES, ids=name)
+def test_errors_of_the_plain_bodies_are_those_of_the_reference_in_the_same_dtype(options):
+    check_errors(options, torch.bfloat16, "cpu", num_hidden_layers=12)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", SCHEMES, ids=name)
-def test_errors_of_twelve_layers_are_those_of_the_reference_in_the_same_dtype(options, dtype):
-    shape = {"num_hidden_layers": 12, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
-    ours, reference, exact = (
-        move_off_init(routed({**options, "backend": backend}, **shape), std=0.02).to(dtype)
-        for backend in ("auto", "reference", "reference")
-    )
-    ours, reference, exact = (parts(model, "cuda") for model in (ours, reference, in_fp64(exact)))
-    for key, wanted in exact.items():
-        error, beside = ((each[key] - wanted).norm() / wanted.norm() for each in (ours, reference))
-        # A gradient that reaches the mix past no norm is not orthogonal to it (docs/log.md).
-        factor = 2 if options["scheme"] == "delta_mhar" and key == "query" else 1.5
-        assert error <= max(factor * beside, 1e-5 if dtype == torch.float32 else 0), (key, float(error), float(beside))
+def test_errors_of_the_kernels_are_those_of_the_reference_in_the_same_dtype(options, dtype):
+    check_errors(options, dtype, "cuda", num_hidden_layers=12, hidden_size=256, num_attention_heads=4, head_dim=64)

@@ -30,6 +30,7 @@ from depthroute.ops.two_phase.plan import Plan
 ARMS = ("engine", "read", "reference", "compiled")
 CHECKED_TOKENS = 96
 ALLOWED = 1.5  # times the error of the reference in the same dtype
+PHASES = ("merge_forward", "merge_backward", "inter_forward", "inter_backward")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -188,11 +189,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no more arms are begun")
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
+    parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)
     if options.sweep:
         from depthroute.bench.sweep import sweep
 
-        sweep(options.out, options.shapes, DTYPES[options.dtype], options.budget)
+        sweep(options.out, options.shapes, options.phases, DTYPES[options.dtype], options.budget)
     else:
         run(options.out, options.shapes, options.arms, options.dtype, options.budget)
 

@@ -23,25 +23,20 @@ WORKERS = 12
 COPIES = 3  # sets of inputs to go round, so that the cache holds none of them whole
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "merge_forward": {"lane": (8, 16), "warps": (2, 4, 8)},
-    "merge_backward": {"lane": (8, 16), "warps": (4, 8, 16), "unroll": (1, 2)},
+    "merge_backward": {"lane": (8, 16), "warps": (1, 2, 4), "unroll": (1, 2, 4), "programs": (264, 528, 1056, 2112)},
     "inter_forward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (16, 24, 32)},
     "inter_backward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (8, 16, 24)},
 }
-PARTS = {"merge_backward": (132, 264, 528), "inter_backward": (264,)}
 
 
 def candidates(phase: str) -> Iterator[dict[str, int]]:
     """Settings of one kernel to try, by the names that `settings.overriding` takes."""
     grid = GRIDS[phase]
     for values in itertools.product(*grid.values()):
-        for parts in PARTS.get(phase, (264,)):
-            chosen = {f"{phase}_{name}": value for name, value in zip(grid, values, strict=True)}
-            if phase == "merge_backward" and chosen["merge_backward_lane"] == 16 and parts != 264:
-                continue
-            yield {**chosen, "parts": parts}
+        yield {f"{phase}_{name}": value for name, value in zip(grid, values, strict=True)}
 
 
-def launch(phase: str, shape: Shape, dtype: torch.dtype, settings: dict[str, int]) -> list[Callable[[], Any]]:
+def launch(phase: str, shape: Shape, dtype: torch.dtype) -> list[Callable[[], Any]]:
     """Calls of one kernel at its usual place in a chain, each on inputs of its own."""
     from depthroute.ops.kernels import two_phase as kernels
 
@@ -58,7 +53,7 @@ def launch(phase: str, shape: Shape, dtype: torch.dtype, settings: dict[str, int
         return torch.rand(shape.tokens, shape.heads, device="cuda")
 
     weight = torch.randn(sites, shape.width, device="cuda") * (shape.heads / shape.width) ** 0.5
-    one = weight[:1].expand(settings["parts"], shape.width)
+    one, gamma = weight[0], torch.ones(shape.width, device="cuda", dtype=dtype)
     calls: list[Callable[[], Any]] = []
     for _ in range(COPIES):
         if phase.startswith("inter"):
@@ -73,10 +68,11 @@ def launch(phase: str, shape: Shape, dtype: torch.dtype, settings: dict[str, int
             continue
         sources, rstd = [row() for _ in range(merged)], [stat() for _ in range(merged - 1)]
         if phase == "merge_forward":
-            arguments = (row(), stat(), sources, rstd, one, None, shape.heads, 1e-6, 0.0)
+            arguments = (row(), stat(), sources, rstd, one, gamma, shape.heads, 1e-6, 1e-6)
             calls.append(functools.partial(kernels.merge_forward, *arguments))
             continue
-        arguments = (row(), stat(), row(), stat(), stat(), stat(), sources, rstd, one, None, shape.heads, 0.0,
+        raws = torch.stack([stat() for _ in sources])
+        arguments = (row(), stat(), row(), stat(), stat(), stat(), raws, sources, rstd, one, gamma, shape.heads, 1e-6,
                      [row() for _ in sources], [stat() for _ in rstd])  # fmt: skip
         calls.append(functools.partial(kernels.merge_backward, *arguments))
     return calls
@@ -90,7 +86,7 @@ def attempt(job: tuple[str, str, torch.dtype, dict[str, int]], timed: bool) -> f
 
     phase, name, dtype, settings = job
     with overriding(**settings), contextlib.suppress(OutOfResources, RuntimeError):
-        calls = launch(phase, SHAPES[name], dtype, settings)
+        calls = launch(phase, SHAPES[name], dtype)
         if not timed:
             calls[0]()
             torch.cuda.synchronize()
@@ -103,11 +99,11 @@ def _compile(job: tuple[str, str, torch.dtype, dict[str, int]]) -> None:
     attempt(job, timed=False)
 
 
-def sweep(out: Path, shapes: list[str], dtype: torch.dtype, budget: float) -> None:
+def sweep(out: Path, shapes: list[str], phases: list[str], dtype: torch.dtype, budget: float) -> None:
     """Time every candidate on every shape; sweep.json has all of them, the output the best three beside the default."""
     timing.require_cuda()
     begun = time.perf_counter()
-    jobs = [(phase, name, dtype, settings) for name in shapes for phase in GRIDS for settings in candidates(phase)]
+    jobs = [(phase, name, dtype, settings) for phase in phases for name in shapes for settings in candidates(phase)]
     # Compiling is most of the time: several processes fill the cache on disk first.
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         pool.map(_compile, jobs, chunksize=4)
@@ -121,7 +117,7 @@ def sweep(out: Path, shapes: list[str], dtype: torch.dtype, budget: float) -> No
         results.append({"shape": name, "phase": phase, "settings": settings, "ms": milliseconds})
     out.mkdir(parents=True, exist_ok=True)
     (out / "sweep.json").write_text(json.dumps({"environment": timing.environment(), "results": results}, indent=1))
-    for name, phase in itertools.product(shapes, GRIDS):
+    for name, phase in itertools.product(shapes, phases):
         ran = [each for each in results if each["shape"] == name and each["phase"] == phase and each["ms"] is not None]
         for each in sorted(ran, key=lambda each: each["ms"])[:3]:
             chosen = " ".join(f"{key.removeprefix(phase + '_')}={value}" for key, value in each["settings"].items())

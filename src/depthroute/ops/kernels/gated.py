@@ -25,7 +25,7 @@ def _weights(lse_in, stat, mask, null_logit, head, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _forward_kernel(
+def gated_forward_kernel(
     stream, gate, partial, lse_in, null, null_logit, out, T,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
@@ -57,9 +57,9 @@ def _mixed(p, q, v, null):
 
 
 @triton.jit(do_not_specialize=["T", "steps"])
-def _backward_kernel(
+def gated_backward_kernel(
     grad, gate, partial, lse_in, null, null_logit,
-    partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps,
+    partial_grad, lse_grad, gate_parts, null_parts, logit_parts, T, steps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
@@ -90,10 +90,8 @@ def _backward_kernel(
         d_a = scale * g[0].to(tl.float32)
         d_b = scale * g[1].to(tl.float32)
         out: tl.constexpr = partial_grad.dtype.element_ty
-        d_in = ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out))
-        store(partial_grad, at, d_in, inside, BB)
-        # From the gradient as it is rounded: the inter read has no other.
-        tl.store(normaliser_grad + stat, p * scale * (along - along_mix) - dot(d_in, v, BB), mask=live_stat)
+        store(partial_grad, at, ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out)), inside, BB)
+        tl.store(lse_grad + stat, p * scale * (along - along_mix), mask=live_stat)
         dnull_a += q[:, :, None] * d_a
         if BB > 0:
             dnull_b += q[:, :, None] * d_b
@@ -114,7 +112,7 @@ def forward(
     with on_device(out):
         tensors = [plain(tensor) for tensor in (stream, gate, partial, lse_in, null, null_logit)]
         programs = triton.cdiv(T, tile.tokens)
-        launch(_forward_kernel, programs, (*tensors, out, T), tile.block(num_heads, D), num_warps=tile.warps)
+        launch(gated_forward_kernel, programs, (*tensors, out, T), tile.block(num_heads, D), num_warps=tile.warps)
     return out
 
 
@@ -124,16 +122,16 @@ def backward(
     """As `two_phase.algebra.gated_backward`."""
     D = partial.shape[-1]
     T = partial.numel() // D
-    partial_grad, normaliser_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
+    partial_grad, lse_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
     tile = merge_tile(num_heads, D // num_heads, "backward")
     blocks = triton.cdiv(T, tile.tokens)
-    steps = triton.cdiv(blocks, parts())
+    steps = triton.cdiv(blocks, parts("merge_backward"))
     programs = triton.cdiv(blocks, steps)
     gate_parts = lse_in.new_empty(programs)
     null_parts, logit_parts = lse_in.new_empty((programs, D)), lse_in.new_empty((programs, num_heads))
     with on_device(partial):
         tensors = [plain(tensor) for tensor in (grad, gate, partial, lse_in, null, null_logit)]
-        arguments = (*tensors, partial_grad, normaliser_grad, gate_parts, null_parts, logit_parts, T, steps)
-        launch(_backward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
+        arguments = (*tensors, partial_grad, lse_grad, gate_parts, null_parts, logit_parts, T, steps)
+        launch(gated_backward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
         gate_grad = gate_parts.sum(0, keepdim=True).to(gate.dtype)
-        return gate_grad, partial_grad, normaliser_grad, null_parts.sum(0).to(null.dtype), logit_parts.sum(0)
+        return gate_grad, partial_grad, lse_grad, null_parts.sum(0).to(null.dtype), logit_parts.sum(0)

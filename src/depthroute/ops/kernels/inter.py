@@ -7,6 +7,9 @@ Rows of D values for N sources, S sites and each token: forward N read and S wri
 and N more read where sums so far come in. Bound by memory: at 64 sources and 8 sites about 36 operations a byte.
 
 16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more.
+
+An exact backward makes <d partial, partial> of the sources: where they are one step of the loop, in that step; where
+they are more, in a pass of its own before it, which reads the sources once more.
 """
 
 from collections.abc import Sequence
@@ -49,7 +52,8 @@ def _split(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _logits(v, high, low, acc, SPLIT: tl.constexpr):
+def _product(v, high, low, acc, SPLIT: tl.constexpr):
+    """acc + v (high + low)."""
     acc = tl.dot(v, high, acc, input_precision="ieee")
     if SPLIT:
         acc = tl.dot(v, low, acc, input_precision="ieee")
@@ -57,7 +61,7 @@ def _logits(v, high, low, acc, SPLIT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
-def _forward_kernel(
+def inter_forward_kernel(
     table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
@@ -81,6 +85,7 @@ def _forward_kernel(
         live = token < T
         top = tl.full((BS,), float("-inf"), tl.float32)
         total = tl.zeros((BS,), tl.float32)
+        rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
         acc_a = tl.zeros((C, BA, BS), tl.float32)
         acc_b = tl.zeros((C, BB, BS), tl.float32) if BB > 0 else acc_a
         next_a, next_b, next_r = _load(table, N, N, some, live, row, stat, k_a, k_b, K, dtype, BB)
@@ -88,17 +93,19 @@ def _forward_kernel(
             there = (first + some < N) & live
             v_a, v_b, r = next_a, next_b, next_r  # [C, BN, BA], [C, BN, BB], [BN]
             next_a, next_b, next_r = _load(table, N, N, first + BN + some, live, row, stat, k_a, k_b, K, dtype, BB)
-            raw = _logits(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
+            raw = _product(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
             if BB > 0:
-                raw = _logits(v_b, w_b, low_b, raw, SPLIT)
+                raw = _product(v_b, w_b, low_b, raw, SPLIT)
             logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
             new_top = tl.maximum(top, tl.max(logits, 0))
             new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
             decay = tl.exp(top - new_top)
             p = tl.exp(logits - new_top[None, :])
             total = total * decay + tl.sum(p, 0)
+            p = p.to(dtype)
+            rounded = rounded * decay + tl.sum(p.to(tl.float32), 0)
             top = new_top
-            p = tl.broadcast_to(p.to(dtype)[None, :, :], (C, BN, BS))
+            p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
             acc_a = tl.dot(tl.trans(v_a, (0, 2, 1)), p, acc_a * decay[None, None, :], input_precision="ieee")
             if BB > 0:
                 acc_b = tl.dot(tl.trans(v_b, (0, 2, 1)), p, acc_b * decay[None, None, :], input_precision="ieee")
@@ -106,10 +113,10 @@ def _forward_kernel(
         lse = _pointers(table + 2 * N + S, site, written, tl.float32)
         tl.store(lse + stat, top + tl.log(total), mask=written)
         partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
-        mix_a = tl.trans(acc_a / total[None, None, :], (0, 2, 1)).to(dtype)
+        mix_a = tl.trans(acc_a / rounded[None, None, :], (0, 2, 1)).to(dtype)
         tl.store(partial + (row + k_a)[:, None, :], mix_a, mask=written[None, :, None] & (k_a < K)[:, None, :])
         if BB > 0:
-            mix_b = tl.trans(acc_b / total[None, None, :], (0, 2, 1)).to(dtype)
+            mix_b = tl.trans(acc_b / rounded[None, None, :], (0, 2, 1)).to(dtype)
             tl.store(partial + (row + k_b)[:, None, :], mix_b, mask=written[None, :, None] & (k_b < K)[:, None, :])
 
 
@@ -133,13 +140,33 @@ def _sums(table, N, at_other, at, n, there, dtype: tl.constexpr):
     return tl.multiple_of(addresses.to(tl.pointer_type(dtype)), [16]), there & (addresses != others)
 
 
+@triton.jit
+def _products(
+    v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
+    nothing = tl.zeros((C, BN, BS), tl.float32)
+    raw = _product(v_a, w_a, low_a, nothing, SPLIT)
+    dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
+    if BB > 0:
+        raw = _product(v_b, w_b, low_b, raw, SPLIT)
+        dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
+    raw = tl.sum(raw, 0)
+    p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
+    return raw, p, tl.sum(dp, 0)
+
+
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
-def _backward_kernel(
-    table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+def inter_backward_kernel(
+    table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
-    # upstream gradients, those of the normalisers, the log-sum-exps. No sum so far: the source itself in its place.
+    # upstream gradients, those of the log-sum-exps, the log-sum-exps. No sum so far: the source itself in its place;
+    # none at all: not SUMS.
+    # EXACT: 0, the gradients of the log-sum-exps are those of the normalisers; 1, they are not, and N <= BN; 2, N > BN.
     SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
@@ -155,6 +182,8 @@ def _backward_kernel(
     if BB > 0:
         w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
         dw_b = tl.zeros((C, BB, BS), tl.float32)
+    else:
+        w_b, low_b = w_a, low_a
 
     for step in range(steps):
         token = block * steps + opaque(step)
@@ -169,43 +198,59 @@ def _backward_kernel(
             inside_g = mine[None, None, :] & (k_b < K)[:, :, None]
             g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside_g, other=0.0)
             pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
+        else:
+            g_b = g_a
         dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
+        if EXACT == 2:
+            for first in range(0, N, BN):
+                n = first + some
+                v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
+                _, p, dp = _products(
+                    v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, (n < N) & live, SPLIT, BN, BS, C, BB
+                )
+                dz -= tl.sum(p * dp, 0)
         for first in range(0, N, BN):
             n = first + some
             there = (n < N) & live
             v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
-            sums, summed = _sums(table, N, 0, N, n, there, dtype)
-            sums, summed = sums[None, :, None], summed[None, :, None]
-            sum_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
-            if BB > 0:
-                sum_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
-            nothing = tl.zeros((C, BN, BS), tl.float32)
-            raw = _logits(v_a, w_a, low_a, nothing, SPLIT)
-            dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
-            if BB > 0:
-                raw = _logits(v_b, w_b, low_b, raw, SPLIT)
-                dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
-            raw = tl.sum(raw, 0)  # [BN, BS]
-            p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
-            dl = p * (tl.sum(dp, 0) + dz[None, :])
+            if SUMS:
+                sums, summed = _sums(table, N, 0, N, n, there, dtype)
+                sums, summed = sums[None, :, None], summed[None, :, None]
+                d_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
+                if BB > 0:
+                    d_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
+            else:
+                d_a = tl.zeros((C, BN, BA), tl.float32)
+                if BB > 0:
+                    d_b = tl.zeros((C, BN, BB), tl.float32)
+            raw, p, dp = _products(v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT, BN, BS, C, BB)
+            if EXACT == 1:
+                dp -= tl.sum(p * dp, 0)[None, :]
+            dl = p * (dp + dz[None, :])
             u = dl * r[:, None]
 
-            r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
-            dr = tl.load(r_sums + stat, mask=r_summed, other=0.0) + tl.sum(dl * raw, 1)
+            dr = tl.sum(dl * raw, 1)
+            if SUMS:
+                r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
+                dr += tl.load(r_sums + stat, mask=r_summed, other=0.0)
             tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
 
-            u_all = tl.broadcast_to(u.to(dtype)[None, :, :], (C, BN, BS))
-            dw_a = tl.dot(tl.trans(v_a, (0, 2, 1)), u_all, dw_a, input_precision="ieee")
+            u_high, u_low = _split(u, dtype)
+            u_high = tl.broadcast_to(u_high[None, :, :], (C, BN, BS))
+            u_low = tl.broadcast_to(u_low[None, :, :], (C, BN, BS))
+            TWICE: tl.constexpr = SPLIT and EXACT > 0
+            dw_a = _product(tl.trans(v_a, (0, 2, 1)), u_high, u_low, dw_a, TWICE)
             pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
             pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
             target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
-            d_a = tl.dot(pu, pairs_a, sum_a.to(tl.float32), input_precision="ieee").to(dtype)
-            tl.store(target + (row + k_a)[:, None, :], d_a, mask=there[None, :, None] & (k_a < K)[:, None, :])
+            d_a = tl.dot(pu, pairs_a, d_a.to(tl.float32), input_precision="ieee")
+            tl.store(target + (row + k_a)[:, None, :], d_a.to(dtype), mask=there[None, :, None] & (k_a < K)[:, None, :])
             if BB > 0:
-                dw_b = tl.dot(tl.trans(v_b, (0, 2, 1)), u_all, dw_b, input_precision="ieee")
-                d_b = tl.dot(pu, pairs_b, sum_b.to(tl.float32), input_precision="ieee").to(dtype)
-                tl.store(target + (row + k_b)[:, None, :], d_b, mask=there[None, :, None] & (k_b < K)[:, None, :])
+                dw_b = _product(tl.trans(v_b, (0, 2, 1)), u_high, u_low, dw_b, TWICE)
+                d_b = tl.dot(pu, pairs_b, d_b.to(tl.float32), input_precision="ieee")
+                inside_d = there[None, :, None] & (k_b < K)[:, None, :]
+                tl.store(target + (row + k_b)[:, None, :], d_b.to(dtype), mask=inside_d)
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
     asked = (site < S)[None, :, None]
     tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=asked & (k_a < K)[:, None, :])
@@ -225,20 +270,20 @@ def forward(
     lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
+    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "forward")
     programs = min(T, max(1, inter_programs(tile.chunks, "forward") // num_heads))
     steps = triton.cdiv(T, programs)
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
         arguments = (table, weight, len(rows), len(weight), T, steps)
         constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
-        launch(_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, num_warps=tile.warps)
+        launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, num_warps=tile.warps)
     return partials, lses
 
 
 def backward(
     grads: Sequence[Tensor],
-    normaliser_grads: Sequence[Tensor],
+    lse_grads: Sequence[Tensor],
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -246,6 +291,7 @@ def backward(
     num_heads: int,
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
+    exact: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """As `two_phase.algebra.inter_backward`."""
     like, D = sources[0], sources[0].shape[-1]
@@ -254,10 +300,10 @@ def backward(
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     sums = _in_place_of_none(addends, rows)
     rstd_sums = _in_place_of_none(rstd_addends, stats)
-    sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, normaliser_grads, lses)]
+    sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
-    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
-    programs = min(T, parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
+    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "backward")
+    programs = min(T, parts("inter_backward"), max(1, inter_programs(tile.chunks, "backward") // num_heads))
     steps = triton.cdiv(T, programs)
     programs = triton.cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
@@ -266,8 +312,10 @@ def backward(
             [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *sites[1], *sites[2]]
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
-        constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
-        launch(_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
+        passes = 0 if not exact else 1 if len(rows) <= tile.sources else 2
+        summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
+        constants = (_TYPES[like.dtype], passes, summed, *tile.block(num_heads, D))
+        launch(inter_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
         return source_grads, rstd_grads, weight_parts.sum(0)
 
 

@@ -3,7 +3,8 @@
 A program holds whole rows, all heads. Rows of D values, for M sources and each token:
 forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
 written. The backward passes over the sources twice, to make the mix again and then for their gradients; the second
-pass is out of a cache. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
+pass is out of a cache, and neither makes the inner products <w, s> again, which the forward keeps. Bound by memory;
+between the sites of a tile most sources stay in the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain
 from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, square, store
-from depthroute.ops.kernels.settings import merge_tile
+from depthroute.ops.kernels.settings import merge_tile, parts
 
 # Addresses travel as arguments: a table in memory would cost a launch for every site. The lists are padded, and the
 # number of sources below their end is a run-time value, so only a few variants are ever compiled.
@@ -29,8 +30,8 @@ def _at(address, dtype: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M", "T", "has_partial"])
-def _forward_kernel(
-    sources, rstds, partial, lse_in, weight, gamma, out, lse, newest, M, T, has_partial, eps, norm_eps,
+def merge_forward_kernel(
+    sources, rstds, partial, lse_in, weight, gamma, out, lse, newest, raws, M, T, has_partial, eps, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -55,12 +56,16 @@ def _forward_kernel(
 
     rstd = tl.rsqrt(square(values[0], BB) / (H * K) + eps)  # [BT]
     tl.store(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), mask=live_stat)
-    logit = dot(values[0], w, BB) * rstd[:, None]  # [BT, BH]
+    raw = dot(values[0], w, BB)  # [BT, BH]
+    tl.store(raws + stat, raw, mask=live_stat)
+    logit = raw * rstd[:, None]
     top = tl.maximum(z, logit)
     logits = (logit,)  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(1, len(sources)):
         r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
-        logit = tl.where(i < M, dot(values[i], w, BB) * r, float("-inf"))
+        raw = dot(values[i], w, BB)
+        tl.store(raws + i * tl.cast(T, tl.int64) * H + stat, raw, mask=live_stat & (i < M))
+        logit = tl.where(i < M, raw * r, float("-inf"))
         top = tl.maximum(top, logit)
         logits = logits + (logit,)  # noqa: RUF005
     p = tl.exp(z - top)
@@ -86,13 +91,13 @@ def _forward_kernel(
 
 
 @triton.jit(do_not_specialize=["M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"])
-def _backward_kernel(
+def merge_backward_kernel(
     sources, rstds, sums, rstd_sums, source_grads, rstd_grads,
-    grad, rstd_grad, partial, lse_in, lse, newest, weight, gamma,
-    partial_grad, normaliser_grad, weight_parts, gamma_parts,
+    grad, rstd_grad, partial, lse_in, lse, newest, raws, weight, gamma,
+    partial_grad, normaliser_grad, weight_parts,
     M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    NORM: tl.constexpr, UNROLL: tl.constexpr,
+    NORM: tl.constexpr, SUMS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = grad.dtype.element_ty
     D: tl.constexpr = H * K
@@ -122,14 +127,21 @@ def _backward_kernel(
         p_in = tl.exp(tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf")) - z)
         m_a = p_in[:, :, None] * mixed[0].to(tl.float32)
         m_b = p_in[:, :, None] * mixed[1].to(tl.float32)
+        # Some sources are on their way while others are added up, here and below.
+        coming = _load_rows(
+            0, UNROLL, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
+        )
         for first in tl.static_range(0, len(sources), UNROLL):
-            rows = _load_rows(
-                first, UNROLL, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
-            )
+            rows = coming
+            if first + UNROLL < len(sources):
+                coming = _load_rows(
+                    first + UNROLL, UNROLL, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype,
+                    H, K, BH, BA, BB,
+                )  # fmt: skip
             if first < M:
                 for i in tl.static_range(first, first + UNROLL):
-                    v, r = rows[i - first]
-                    p = tl.where(i < M, tl.exp(dot(v, w, BB) * r - z), 0.0)
+                    v, r, raw = rows[i - first]
+                    p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
                     m_a += p[:, :, None] * v[0].to(tl.float32)
                     if BB > 0:
                         m_b += p[:, :, None] * v[1].to(tl.float32)
@@ -155,29 +167,32 @@ def _backward_kernel(
         # From the gradient as it is rounded: the inter read has no other.
         tl.store(normaliser_grad + stat, lse_grad - dot(d_in, mixed, BB), mask=live_stat & (has_partial != 0))
 
-        # The next sources are on their way before the gradients of these are stored.
         ahead = _load_some(
-            0, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
-            at, stat, live, live_stat, dtype, H, K, BH, BA, BB,
+            0, UNROLL, sources, rstds, sums, rstd_sums, newest, raws, M, T, has_sums, has_rstd_sums,
+            at, stat, live, live_stat, dtype, H, K, BH, BA, BB, SUMS,
         )  # fmt: skip
         for first in tl.static_range(0, len(sources), UNROLL):
             now = ahead
             if first + UNROLL < len(sources):
                 ahead = _load_some(
-                    first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
-                    at, stat, live, live_stat, dtype, H, K, BH, BA, BB,
+                    first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, raws, M, T,
+                    has_sums, has_rstd_sums,
+                    at, stat, live, live_stat, dtype, H, K, BH, BA, BB, SUMS,
                 )  # fmt: skip
             if first < M:
                 for i in tl.static_range(first, first + UNROLL):
-                    v, total, r, rstd_total = now[i - first]
+                    v, total, r, raw, rstd_total = now[i - first]
                     v_a, v_b = v[0].to(tl.float32), v[1].to(tl.float32)
-                    raw = dot((v_a, v_b), w, BB)
                     p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
                     dl = p * (dot((v_a, v_b), (g_a, g_b), BB) - delta)
                     u = dl * r
-                    dr = rstd_total + dl * raw
-                    d_a = total[0].to(tl.float32) + p[:, :, None] * g_a + u[:, :, None] * w[0]
-                    d_b = total[1].to(tl.float32) + p[:, :, None] * g_b + u[:, :, None] * w[1]
+                    dr = dl * raw
+                    d_a = p[:, :, None] * g_a + u[:, :, None] * w[0]
+                    d_b = p[:, :, None] * g_b + u[:, :, None] * w[1]
+                    if SUMS:
+                        dr += rstd_total
+                        d_a += total[0].to(tl.float32)
+                        d_b += total[1].to(tl.float32)
                     if i == 0:  # its rstd is born here, so the gradient through it is applied here, once
                         dr += tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
                         through = tl.sum(dr, 1)[:, None] * (r * r * r / D)  # [BT, BH]
@@ -190,18 +205,19 @@ def _backward_kernel(
                     dw_a += u[:, :, None] * v_a
                     if BB > 0:
                         dw_b += u[:, :, None] * v_b
-    parts = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, BA, BB)
-    _store_sum(weight_parts, parts, dw_a, dw_b, only_inside, BB)
+    # One row of sums for the weight, and behind it one for the norm's.
+    row = tl.full((1,), 1, tl.int64) * program * (2 if NORM else 1)
+    _store_sum(weight_parts, column(row, H, K, BH, BA, BB), dw_a, dw_b, only_inside, BB)
     if NORM:
-        _store_sum(gamma_parts, parts, dgamma_a, dgamma_b, only_inside, BB)
+        _store_sum(weight_parts, column(row + 1, H, K, BH, BA, BB), dgamma_a, dgamma_b, only_inside, BB)
 
 
 @triton.jit
 def _load_rows(
-    first: tl.constexpr, count: tl.constexpr, sources, rstds, newest, M, at, stat, live, live_stat,
+    first: tl.constexpr, count: tl.constexpr, sources, rstds, newest, raws, M, T, at, stat, live, live_stat,
     dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `count` sources and their rstd."""
+    """Rows of `count` sources, their rstd, their inner products with the weight."""
     loaded = ()  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(first, first + count):
         v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
@@ -209,28 +225,33 @@ def _load_rows(
             r = tl.load(newest + stat, mask=live_stat, other=0.0)
         else:
             r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
-        loaded = loaded + ((v, r),)  # noqa: RUF005
+        raw = tl.load(raws + i * tl.cast(T, tl.int64) * H + stat, mask=live_stat & (i < M), other=0.0)
+        loaded = loaded + ((v, r, raw),)  # noqa: RUF005
     return loaded
 
 
 @triton.jit
 def _load_some(
-    first: tl.constexpr, count: tl.constexpr, sources, rstds, sums, rstd_sums, newest, M, has_sums, has_rstd_sums,
-    at, stat, live, live_stat, dtype: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    first: tl.constexpr, count: tl.constexpr,
+    sources, rstds, sums, rstd_sums, newest, raws, M, T, has_sums, has_rstd_sums, at, stat, live, live_stat,
+    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `count` sources, the sums so far of their gradients, their rstd, the sums so far of its gradients."""
-    rows = _load_rows(first, count, sources, rstds, newest, M, at, stat, live, live_stat, dtype, H, K, BH, BA, BB)
+    """As `_load_rows`, with the sums so far of the gradients of the sources and of their rstd if there are SUMS."""
+    rows = _load_rows(
+        first, count, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
+    )
     loaded = ()  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(first, first + count):
-        v, r = rows[i - first]
-        summed = ((has_sums >> i) & 1) != 0
-        total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
-        rstd_total = tl.zeros_like(r)
-        if i > 0:
+        v, r, raw = rows[i - first]
+        total, rstd_total = v, tl.zeros_like(r)
+        if SUMS:
+            summed = ((has_sums >> i) & 1) != 0
+            total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
+        if SUMS and i > 0:
             rstd_summed = ((has_rstd_sums >> (i - 1)) & 1) != 0
             rstd_total = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=live_stat & rstd_summed, other=0.0)
-        loaded = loaded + ((v, total, r, rstd_total),)  # noqa: RUF005
+        loaded = loaded + ((v, total, r, raw, rstd_total),)  # noqa: RUF005
     return loaded
 
 
@@ -250,27 +271,27 @@ def forward(
     num_heads: int,
     eps: float,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `two_phase.algebra.merge_forward`."""
     D = sources[0].shape[-1]
     out = sources[0].new_empty(sources[0].shape)
     lse = sources[0].new_empty((*out.shape[:-1], num_heads), dtype=torch.float32)
-    newest = torch.empty_like(lse)
+    newest, raws = torch.empty_like(lse), lse.new_empty((len(sources), *lse.shape))
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     partial, lse_in = (out, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
-    row = plain(weight[0])
+    row = plain(weight)
     gamma = row if norm_weight is None else plain(norm_weight)
     tile = merge_tile(num_heads, D // num_heads, "forward")
     T = out.numel() // D
     with on_device(out):
         arguments = (
             _slots(rows), _slots(stats, len(rows), newest), partial, lse_in, row, gamma,
-            out, lse, newest, len(rows), T, int(partial is not out), eps, norm_eps,
+            out, lse, newest, raws, len(rows), T, int(partial is not out), eps, norm_eps,
         )  # fmt: skip
         constants = (*tile.block(num_heads, D), norm_weight is not None)
-        launch(_forward_kernel, triton.cdiv(T, tile.tokens), arguments, constants, num_warps=tile.warps)
-    return out, lse, newest
+        launch(merge_forward_kernel, triton.cdiv(T, tile.tokens), arguments, constants, num_warps=tile.warps)
+    return out, lse, newest, raws
 
 
 def backward(
@@ -280,6 +301,7 @@ def backward(
     lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
+    raws: Tensor,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -295,8 +317,6 @@ def backward(
     source_grads = [like.new_empty(like.shape) for _ in sources]
     rstd_grads = [torch.empty_like(lse) for _ in rstd]
     inter_grads = [] if partial is None else [like.new_empty(like.shape), torch.empty_like(lse)]
-    parts = weight.new_empty(weight.shape)
-    norm_parts = parts.new_empty(0 if norm_weight is None else weight.shape)
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     sums, has_sums = _optionals(addends or [None] * m, rows)
@@ -304,22 +324,26 @@ def backward(
     partial, lse_in = (grad, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
     partial_grad, normaliser_grad = inter_grads or (grad, lse)
     tile = merge_tile(num_heads, D // num_heads, "backward")
-    T, programs = grad.numel() // D, len(weight)
+    T, weight = grad.numel() // D, plain(weight)
+    blocks = triton.cdiv(T, tile.tokens)
+    steps = triton.cdiv(blocks, parts("merge_backward"))
+    programs = triton.cdiv(blocks, steps)
+    weight_parts = weight.new_empty((programs, 1 if norm_weight is None else 2, D))
     with on_device(grad):
-        row = plain(weight[0])
         arguments = (
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
             grad, newest if rstd_grad is None else plain(rstd_grad), partial, lse_in, plain(lse), plain(newest),
-            row, row if norm_weight is None else plain(norm_weight),
-            partial_grad, normaliser_grad, parts, norm_parts,
-            m, T, triton.cdiv(triton.cdiv(T, tile.tokens), programs),
+            plain(raws), weight, weight if norm_weight is None else plain(norm_weight),
+            partial_grad, normaliser_grad, weight_parts, m, T, steps,
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
         )  # fmt: skip
-        constants = (*tile.block(num_heads, D), norm_weight is not None, tile.unroll)
-        launch(_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
-    norm_grad = grad.new_empty(0) if norm_weight is None else norm_parts.sum(0).to(norm_weight.dtype)
-    return inter_grads, source_grads, rstd_grads, parts, norm_grad
+        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), tile.unroll)
+        launch(merge_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
+        totals = weight_parts.sum(0)
+        # A copy in any case: outputs of an operator may not share memory.
+        norm_grad = grad.new_empty(0) if norm_weight is None else totals[1].to(norm_weight.dtype, copy=True)
+        return inter_grads, source_grads, rstd_grads, totals[0], norm_grad
 
 
 def _slots(tensors: Sequence[Tensor], count: int = 0, empty: Tensor | None = None) -> tuple[int, ...]:

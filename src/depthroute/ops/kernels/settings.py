@@ -70,9 +70,10 @@ def overriding(**values: Any) -> Iterator[None]:
             del _overrides[name]
 
 
-def parts() -> int:
-    """In how many parts a backward leaves the gradient of a weight."""
-    return _overrides.get("parts", INTERPRETED_PARTS if os.environ.get("TRITON_INTERPRET") == "1" else PARTS)
+def parts(phase: str) -> int:
+    """The most programs of a backward for one head or all; `phase` is "merge_backward" or "inter_backward"."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return _overrides.get(f"{phase}_programs", INTERPRETED_PARTS if interpreted else PARTS)
 
 
 def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
@@ -89,20 +90,23 @@ def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
     """Tile of a merge; `phase` is "forward" or "backward"."""
     heads = triton.next_power_of_2(num_heads)
     width, rest = _cut(head_width)
-    # The widest rows take all the warps there may be, and more of a row a lane.
-    lane = max(_overrides.get(f"merge_{phase}_lane", LANE), heads * width // (MAX_WARPS * WARP))
+    # A backward of rows that are cut in two has no registers for more. The widest rows take all the warps there may be,
+    # and more of a row a lane.
+    lane = LANE if phase == "forward" or rest else 2 * LANE
+    lane = max(_overrides.get(f"merge_{phase}_lane", lane), heads * width // (MAX_WARPS * WARP))
     wanted = _overrides.get(f"merge_{phase}_warps", 2 if phase == "forward" else 4)
     tokens = max(1, wanted * WARP * lane // (heads * width))
     warps = max(1, tokens * heads * width // (WARP * lane))
     return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
 
 
-def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
+def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     width, rest = _cut(head_width, least=16)
     chunks = max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize]))
     chunks = min(MAX_CHUNKS[itemsize], chunks)
-    many = itemsize == 2 and head_width <= 512  # of wider heads the shared memory has no room for so many
+    # Of wider heads the shared memory has no room for so many. A forward has the next ones on their way meanwhile.
+    many = phase == "backward" and num_sources > 16 and itemsize == 2 and head_width <= 512
     sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
     sites = max(8, triton.next_power_of_2(num_sites))
     return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)

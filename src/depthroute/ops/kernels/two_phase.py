@@ -6,7 +6,7 @@ from depthroute.ops.kernels.inter import backward as inter_backward
 from depthroute.ops.kernels.inter import forward as inter_forward
 from depthroute.ops.kernels.merge import backward as merge_backward
 from depthroute.ops.kernels.merge import forward as merge_forward
-from depthroute.ops.kernels.settings import obstacle, parts
+from depthroute.ops.kernels.settings import obstacle
 
 __all__ = [
     "gated_backward",
@@ -16,5 +16,4 @@ __all__ = [
     "merge_backward",
     "merge_forward",
     "obstacle",
-    "parts",
 ]

@@ -44,7 +44,7 @@ def inter_forward(
 
 def inter_backward(
     grads: Sequence[Tensor],
-    normaliser_grads: Sequence[Tensor],
+    lse_grads: Sequence[Tensor],
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -52,13 +52,22 @@ def inter_backward(
     num_heads: int,
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
+    exact: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Gradients of the sources (plus `addends`), of their rstd (plus `rstd_addends`) and of the weights (S, D).
 
-    `normaliser_grads` are those of the normalisers, d lse - <d partial, partial>, so that no partial mix is needed.
+    `lse_grads` are those of the normalisers, d lse - <d partial, partial>, so that no partial mix is needed. `exact`:
+    they are d lse, and the rest is made here, of the partial mix as it was before it was rounded.
     """
     weights = _by_head(weight, num_heads)
     upstream = [_by_head(grad, num_heads) for grad in grads]
+    normaliser_grads = list(lse_grads)
+    if exact:
+        for source, r in zip(sources, rstd, strict=True):
+            value = _by_head(source, num_heads)
+            for s, (g, lse) in enumerate(zip(upstream, lses, strict=True)):
+                p = torch.exp((value * weights[s]).sum(-1) * r - lse)
+                normaliser_grads[s] = normaliser_grads[s] - p * (g * value).sum(-1)
     weight_grad = torch.zeros_like(weights)
     source_grads, rstd_grads = [], []
     for n, (source, r) in enumerate(zip(sources, rstd, strict=True)):
@@ -88,17 +97,19 @@ def merge_forward(
     num_heads: int,
     eps: float,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One site: its part of the inter read, if there was one, and M sources -> what it reads, lse, rstd of the newest.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One site: its part of the inter read, if there was one, and M sources, the newest the last.
 
-    The newest source is the last; `rstd` is that of the M - 1 before it. `weight` (P, D) is P times the same row. What
-    it reads is the mix, or the RMSNorm of the mix where there is a `norm_weight`.
+    `rstd` is that of the M - 1 older ones, `weight` (D,) that of the site. Returns what it reads, which is the mix, or
+    the RMSNorm of the mix where there is a `norm_weight`; its log-sum-exps; the rstd of the newest source; and for the
+    backward the inner products of weight and sources (M, ..., H), the newest first.
     """
-    row = _by_head(weight[0], num_heads)
+    row = _by_head(weight, num_heads)
     values = [_by_head(source, num_heads) for source in sources]
     mean_square = values[-1].square().mean((-2, -1))
     newest = torch.rsqrt(mean_square + eps).unsqueeze(-1).expand(values[-1].shape[:-1]).clone()
-    logits = [(value * row).sum(-1) * r for value, r in zip(values, [*rstd, newest], strict=True)]
+    raws = [(value * row).sum(-1) for value in values]
+    logits = [raw * r for raw, r in zip(raws, [*rstd, newest], strict=True)]
     if partial is not None and lse_in is not None:
         logits.append(lse_in)
         values.append(_by_head(partial, num_heads))
@@ -107,7 +118,8 @@ def merge_forward(
     for logit, value in zip(logits, values, strict=True):
         total = total + torch.exp(logit - lse).unsqueeze(-1) * value
     mix = _rows(total, sources[0])
-    return mix if norm_weight is None else rms_norm(mix, norm_weight, norm_eps), lse, newest
+    out = mix if norm_weight is None else rms_norm(mix, norm_weight, norm_eps)
+    return out, lse, newest, torch.stack(raws[::-1])
 
 
 def merge_backward(
@@ -117,6 +129,7 @@ def merge_backward(
     lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
+    raws: Tensor,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -129,16 +142,16 @@ def merge_backward(
     """Gradients under `grad`, that of what the site read.
 
     `rstd_grad` is the gradient that later readers gave the newest source's rstd. Returns [d partial, d normaliser] or
-    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's as P partial
-    sums (P, D), and the norm weight's (empty without a norm).
+    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's (D,), and the norm
+    weight's (empty without a norm).
 
     The mix is made again rather than kept: as it was rounded it would bring its rounding into every gradient of a
     logit, and those nearly cancel in a query's gradient.
     """
-    row = _by_head(weight[0], num_heads)
+    row = _by_head(weight, num_heads)
     values = [_by_head(source, num_heads) for source in sources]
-    raws = [(value * row).sum(-1) for value in values]
-    weights = [torch.exp(raw * r - lse) for raw, r in zip(raws, [*rstd, newest], strict=True)]
+    products = raws.flip(0).unbind(0)
+    weights = [torch.exp(raw * r - lse) for raw, r in zip(products, [*rstd, newest], strict=True)]
     mix = torch.zeros_like(values[0])
     for p, value in zip(weights, values, strict=True):
         mix = mix + p.unsqueeze(-1) * value
@@ -159,12 +172,12 @@ def merge_backward(
         inter = [d_partial, lse_grad - (_by_head(d_partial, num_heads) * value_in).sum(-1)]
     weight_grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
     source_grads, rstd_grads = [], []
-    for i, (value, raw, p, r) in enumerate(zip(values, raws, weights, [*rstd, newest], strict=True)):
+    for i, (value, raw, p, r) in enumerate(zip(values, products, weights, [*rstd, newest], strict=True)):
         dl = p * ((g * value).sum(-1) - delta)
         u = (dl * r).unsqueeze(-1)
         d = p.unsqueeze(-1) * g + u * row
         dr = dl * raw
-        weight_grad[0] += (u * value).flatten(-2).reshape(-1, weight.shape[-1]).sum(0)
+        weight_grad += (u * value).flatten(-2).reshape(-1, weight.shape[-1]).sum(0)
         if i == len(values) - 1:  # its rstd is born here, so the gradient through it is applied here, once
             total = _plus(dr, rstd_grad).sum(-1, keepdim=True) / weight.shape[-1]
             d = d - (r.pow(3) * total).unsqueeze(-1) * value
@@ -205,18 +218,17 @@ def gated_forward(
 def gated_backward(
     grad: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of gate, partial, its normaliser, null and null_logit; that of the stream is `grad` itself."""
+    """Gradients of gate, partial, lse_in, null and null_logit; that of the stream is `grad` itself."""
     mix, p, q = _gated_mix(partial, lse_in, null, null_logit, num_heads)
     g = _by_head(grad, num_heads)
     gate_grad = (g * mix).sum().reshape(1)
     g = g * gate.to(g.dtype)
     delta = (g * mix).sum(-1)
-    value = _by_head(partial, num_heads)
     d_partial = _rows(p.unsqueeze(-1) * g, partial)
-    normaliser_grad = p * ((g * value).sum(-1) - delta) - (_by_head(d_partial, num_heads) * value).sum(-1)
+    lse_grad = p * ((g * _by_head(partial, num_heads)).sum(-1) - delta)
     null_grad = (q.unsqueeze(-1) * g).flatten(-2).reshape(-1, null.numel()).sum(0)
     logit_grad = (q * ((g * _by_head(null, num_heads)).sum(-1) - delta)).reshape(-1, num_heads).sum(0)
-    return gate_grad.to(gate.dtype), d_partial, normaliser_grad, null_grad.to(null.dtype), logit_grad
+    return gate_grad.to(gate.dtype), d_partial, lse_grad, null_grad.to(null.dtype), logit_grad
 
 
 def _gated_mix(

@@ -6,7 +6,7 @@ A state before `site` reads holds, in this order,
     rstd         num_sources(site) - 1   (..., H)   of all sources but the newest
     partial mixes and log-sum-exps       (..., D), (..., H)   of this site and those after it in its tile, where the
                                                     tile has an inter read and has made it
-    weights                              (P, D)     of the same sites
+    weights                              (D,)       of the same sites
 
 so state[:num_sources(site)] are its sources, and every function takes and gives plain tuples: layers may pass them
 through checkpointing, reentrant too, and FSDP.
@@ -138,8 +138,7 @@ class Engine:
         _, end = self.plan.tile(site)
         source = open_.sources[0]
         weight = self._weight(site, end, reads, source)
-        # Each merge leaves its part of a query gradient as a few rows; one sum over the rows serves the whole tile.
-        rows = weight.expand(partial_rows(self.kernels), *weight.shape).unbind(1)
+        rows = weight.unbind(0)
         finished = self.plan.num_finished(site)
         if not finished:
             return open_._replace(weights=rows)
@@ -193,15 +192,6 @@ def check_source(source: Tensor, first: Tensor, site: int) -> None:
             f"{wrote} shape {tuple(source.shape)} on {source.device}, but it must have {tuple(first.shape)} on "
             f"{first.device} like the sources before it"
         )
-
-
-def partial_rows(kernels: bool) -> int:
-    """In how many parts a merge leaves the gradient of its weight."""
-    if not kernels:
-        return 1
-    from depthroute.ops.kernels.two_phase import parts
-
-    return parts()
 
 
 def fusable_eps(norm: nn.Module, source: Tensor) -> float | None:

@@ -49,7 +49,10 @@ class GatedEngine:
             dtype = accumulation_dtype(state[1].dtype)
             query = torch.stack([read.query for read in reads[first:end]]).to(dtype)
             weight = self.scale * query * torch.stack([read.norm_weight for read in reads[first:end]]).to(dtype)
-            partials, lses, sources, rstd = inter(state[1 : 1 + count], rstd, weight, self.num_heads, self.kernels)
+            # No norm stands behind such a read, so the rounding of a mix would show in a query's gradient.
+            partials, lses, sources, rstd = inter(
+                state[1 : 1 + count], rstd, weight, self.num_heads, self.kernels, exact=True
+            )
             state = (state[0], *sources, *state[1 + count :])
             ahead = (*partials, *lses, *weight.unbind(0))
         n = end - site
@@ -93,7 +96,7 @@ def gated_merge(
 ) -> Tensor:
     """stream + gate * mix (..., D), where mix merges one site's part of an `inter` read with a null source.
 
-    stream: (..., D), of a dtype of its own. gate: (1,). partial, lse_in: what `inter` gave for this site.
+    stream: (..., D), of a dtype of its own. gate: (1,). partial, lse_in: what an `exact` inter read gave for this site.
     null: (D,), the null source, which takes the place of a row in every token. weight: (D,), that of the site.
     The gradients of gate, null and weight are sums over tokens.
     """

@@ -7,7 +7,8 @@ to what later readers sent, inside its own kernel. Both forms share their bodies
 are functional: they keep nothing between calls.
 
 The gradient that `inter` takes for a log-sum-exp is that of the normaliser (d lse - <d partial, partial>), which is
-what `merge` gives. So the outputs of `inter` may go into `merge` or `gated_merge` and nowhere else.
+what `merge` gives, so its outputs may go into `merge` and nowhere else; those of an `exact` one, for which it is d lse
+itself, into `gated_merge`.
 """
 
 from collections.abc import Sequence
@@ -33,21 +34,29 @@ class Merged(NamedTuple):
 
 
 def inter(
-    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int, kernels: bool
+    sources: Sequence[Tensor],
+    rstd: Sequence[Tensor],
+    weight: Tensor,
+    num_heads: int,
+    kernels: bool,
+    *,
+    exact: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Read N finished sources (..., D), of known rstd (..., H), for S sites of weights (S, D).
 
-    Returns S partial mixes (..., D), their S log-sum-exps (..., H), and the sources and rstd for later readers.
+    Returns S partial mixes (..., D), their S log-sum-exps (..., H), and the sources and rstd for later readers. With
+    `exact` the rounding of a partial mix does not reach the gradients of its logits; backward, many sources are then
+    passed over twice.
     """
     sources, rstd = tuple(sources), tuple(rstd)
     if torch.compiler.is_compiling():
-        partials, lses = inter_op(list(sources), list(rstd), weight, num_heads, kernels)
+        partials, lses = inter_op(list(sources), list(rstd), weight, num_heads, kernels, exact)
         return tuple(partials), tuple(lses), sources, rstd
     if not torch.is_grad_enabled():
         partials, lses = _bodies(kernels).inter_forward(sources, rstd, weight, num_heads)
         return tuple(partials), tuple(lses), sources, rstd
     n, s = len(sources), len(weight)
-    outputs = _Inter.apply(weight, num_heads, kernels, n, *sources, *rstd)
+    outputs = _Inter.apply(weight, num_heads, kernels, exact, n, *sources, *rstd)
     return outputs[:s], outputs[s : 2 * s], outputs[2 * s : 2 * s + n], outputs[2 * s + n :]
 
 
@@ -66,18 +75,17 @@ def merge(
 ) -> Merged:
     """Merge a site's part of an `inter` read, if there is one, with M >= 1 more sources (..., D), the newest last.
 
-    rstd: (..., H) of the M - 1 older sources; eps is for that of the newest. weight (P, D): the site's one row, P times
-    (an expanded view); its gradient comes in P parts, which autograd sums for many sites at once. With `norm_weight`
-    the mix goes through the RMSNorm that follows.
+    rstd: (..., H) of the M - 1 older sources; eps is for that of the newest. weight: (D,). With `norm_weight` the mix
+    goes through the RMSNorm that follows.
     """
     sources, rstd = tuple(sources), tuple(rstd)
     if torch.compiler.is_compiling():
-        out, _, newest = merge_op(
+        out, _, newest, _ = merge_op(
             partial, lse_in, list(sources), list(rstd), weight, norm_weight, num_heads, eps, norm_eps, kernels
         )
         return Merged(out, sources, (*rstd, newest))
     if not torch.is_grad_enabled():
-        out, _, newest = _bodies(kernels).merge_forward(
+        out, _, newest, _ = _bodies(kernels).merge_forward(
             partial, lse_in, sources, rstd, weight, norm_weight, num_heads, eps, norm_eps
         )
         return Merged(out, sources, (*rstd, newest))
@@ -102,10 +110,10 @@ def _bodies(kernels: bool) -> ModuleType:
 class _Inter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, num_heads: int, kernels: bool, n: int, *tensors: Tensor
+        ctx: Any, weight: Tensor, num_heads: int, kernels: bool, exact: bool, n: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         partials, lses = _bodies(kernels).inter_forward(tensors[:n], tensors[n:], weight, num_heads)
-        ctx.num_heads, ctx.kernels, ctx.n = num_heads, kernels, n
+        ctx.num_heads, ctx.kernels, ctx.exact, ctx.n = num_heads, kernels, exact, n
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight, *lses, *tensors)
         return (*partials, *lses, *(tensor.view_as(tensor) for tensor in tensors))
@@ -117,14 +125,14 @@ class _Inter(torch.autograd.Function):
         s = len(weight)
         lses, sources, rstd = tensors[:s], tensors[s : s + n], tensors[s + n :]
         addends, rstd_addends = grads[2 * s : 2 * s + n], grads[2 * s + n :]
-        live, upstream, normalisers = _live_sites(grads[:s], grads[s : 2 * s])
+        live, upstream, lse_grads = _live_sites(grads[:s], grads[s : 2 * s])
         if not live:
-            return None, None, None, None, *addends, *rstd_addends
+            return *[None] * 5, *addends, *rstd_addends
         source_grads, rstd_grads, weight_grad = _bodies(ctx.kernels).inter_backward(
-            upstream, normalisers, sources, rstd, _select(weight, live), [lses[i] for i in live], ctx.num_heads,
-            addends, rstd_addends,
+            upstream, lse_grads, sources, rstd, _select(weight, live), [lses[i] for i in live], ctx.num_heads,
+            addends, rstd_addends, ctx.exact,
         )  # fmt: skip
-        return _spread(weight_grad, live, weight), None, None, None, *source_grads, *rstd_grads
+        return _spread(weight_grad, live, weight), *[None] * 4, *source_grads, *rstd_grads
 
 
 class _Merge(torch.autograd.Function):
@@ -142,22 +150,22 @@ class _Merge(torch.autograd.Function):
         m: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        out, lse, newest = _bodies(kernels).merge_forward(
+        out, lse, newest, raws = _bodies(kernels).merge_forward(
             partial, lse_in, tensors[:m], tensors[m:], weight, norm_weight, num_heads, eps, norm_eps
         )
         ctx.num_heads, ctx.norm_eps, ctx.kernels, ctx.m = num_heads, norm_eps, kernels, m
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(partial, lse_in, lse, newest, weight, norm_weight, *tensors)
+        ctx.save_for_backward(partial, lse_in, lse, newest, raws, weight, norm_weight, *tensors)
         return (out, newest, *(tensor.view_as(tensor) for tensor in tensors))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, rstd_grad: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
-        m, (partial, lse_in, lse, newest, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
+        m, (partial, lse_in, lse, newest, raws, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
         if grad is None and rstd_grad is None:
             return *[None] * 9, *grads
         inter_grads, source_grads, rstd_grads, weight_grad, norm_grad = _bodies(ctx.kernels).merge_backward(
-            torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest,
+            torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest, raws,
             tensors[:m], tensors[m:], weight, norm_weight, ctx.num_heads, ctx.norm_eps, grads[:m], grads[m:],
         )  # fmt: skip
         first = inter_grads or (None, None)
@@ -170,14 +178,14 @@ class _Merge(torch.autograd.Function):
 
 @torch.library.custom_op("depthroute::inter", mutates_args=())
 def inter_op(
-    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int, kernels: bool
+    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int, kernels: bool, exact: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     return _bodies(kernels).inter_forward(sources, rstd, weight, num_heads)
 
 
 @inter_op.register_fake
 def _(
-    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int, kernels: bool
+    sources: Sequence[Tensor], rstd: Sequence[Tensor], weight: Tensor, num_heads: int, kernels: bool, exact: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     sites = range(weight.shape[0])
     return [_row_like(sources[0]) for _ in sites], [_stat_like(sources[0], num_heads) for _ in sites]
@@ -186,34 +194,36 @@ def _(
 @torch.library.custom_op("depthroute::inter_backward", mutates_args=())
 def inter_backward_op(
     grads: Sequence[Tensor],
-    normaliser_grads: Sequence[Tensor],
+    lse_grads: Sequence[Tensor],
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
     lses: Sequence[Tensor],
     num_heads: int,
     kernels: bool,
+    exact: bool,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    return _bodies(kernels).inter_backward(grads, normaliser_grads, sources, rstd, weight, lses, num_heads)
+    return _bodies(kernels).inter_backward(grads, lse_grads, sources, rstd, weight, lses, num_heads, exact=exact)
 
 
 @inter_backward_op.register_fake
 def _(
     grads: Sequence[Tensor],
-    normaliser_grads: Sequence[Tensor],
+    lse_grads: Sequence[Tensor],
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
     lses: Sequence[Tensor],
     num_heads: int,
     kernels: bool,
+    exact: bool,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     stats = [_stat_like(source, num_heads) for source in sources]
     return [_row_like(source) for source in sources], stats, weight.new_empty(weight.shape)
 
 
 def _inter_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    sources, rstd, weight, ctx.num_heads, ctx.kernels = inputs
+    sources, rstd, weight, ctx.num_heads, ctx.kernels, ctx.exact = inputs
     ctx.n = len(sources)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(weight, *output[1], *sources, *rstd)
@@ -223,13 +233,14 @@ def _inter_backward(ctx: Any, grads: Optionals, lse_grads: Optionals) -> tuple[A
     n, (weight, *tensors) = ctx.n, ctx.saved_tensors
     s = len(grads)
     lses, sources, rstd = tensors[:s], tensors[s : s + n], tensors[s + n :]
-    live, upstream, normalisers = _live_sites(grads, lse_grads)
+    live, upstream, lse_grads = _live_sites(grads, lse_grads)
     if not live:
-        return [None] * n, [None] * n, None, None, None
+        return [None] * n, [None] * n, *[None] * 4
     source_grads, rstd_grads, weight_grad = inter_backward_op(
-        upstream, normalisers, sources, rstd, _select(weight, live), [lses[i] for i in live], ctx.num_heads, ctx.kernels
-    )
-    return source_grads, rstd_grads, _spread(weight_grad, live, weight), None, None
+        upstream, lse_grads, sources, rstd, _select(weight, live), [lses[i] for i in live], ctx.num_heads, ctx.kernels,
+        ctx.exact,
+    )  # fmt: skip
+    return source_grads, rstd_grads, _spread(weight_grad, live, weight), *[None] * 3
 
 
 inter_op.register_autograd(_inter_backward, setup_context=_inter_setup)
@@ -247,7 +258,7 @@ def merge_op(
     eps: float,
     norm_eps: float,
     kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _bodies(kernels).merge_forward(partial, lse_in, sources, rstd, weight, norm_weight, num_heads, eps, norm_eps)
 
 
@@ -263,9 +274,9 @@ def _(
     eps: float,
     norm_eps: float,
     kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     stat = _stat_like(sources[0], num_heads)
-    return _row_like(sources[0]), stat, torch.empty_like(stat)
+    return _row_like(sources[0]), stat, torch.empty_like(stat), stat.new_empty((len(sources), *stat.shape))
 
 
 @torch.library.custom_op("depthroute::merge_backward", mutates_args=())
@@ -276,6 +287,7 @@ def merge_backward_op(
     lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
+    raws: Tensor,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -285,7 +297,7 @@ def merge_backward_op(
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     return _bodies(kernels).merge_backward(
-        grad, rstd_grad, partial, lse_in, lse, newest, sources, rstd, weight, norm_weight, num_heads, norm_eps
+        grad, rstd_grad, partial, lse_in, lse, newest, raws, sources, rstd, weight, norm_weight, num_heads, norm_eps
     )
 
 
@@ -297,6 +309,7 @@ def _(
     lse_in: Tensor | None,
     lse: Tensor,
     newest: Tensor,
+    raws: Tensor,
     sources: Sequence[Tensor],
     rstd: Sequence[Tensor],
     weight: Tensor,
@@ -318,19 +331,19 @@ def _(
 
 def _merge_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     partial, lse_in, sources, rstd, weight, norm_weight, ctx.num_heads, _, ctx.norm_eps, ctx.kernels = inputs
-    _, lse, newest = output
+    _, lse, newest, raws = output
     ctx.m, ctx.normed = len(sources), norm_weight is not None
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(partial, lse_in, lse, newest, weight, norm_weight, *sources, *rstd)
+    ctx.mark_non_differentiable(lse, raws)
+    ctx.save_for_backward(partial, lse_in, lse, newest, raws, weight, norm_weight, *sources, *rstd)
 
 
-def _merge_backward(ctx: Any, grad: Tensor | None, _: None, rstd_grad: Tensor | None) -> tuple[Any, ...]:
-    m, (partial, lse_in, lse, newest, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
+def _merge_backward(ctx: Any, grad: Tensor | None, _: None, rstd_grad: Tensor | None, __: None) -> tuple[Any, ...]:
+    m, (partial, lse_in, lse, newest, raws, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
     if grad is None and rstd_grad is None:
         return None, None, [None] * m, [None] * (m - 1), *[None] * 6
     inter_grads, source_grads, rstd_grads, weight_grad, norm_grad = merge_backward_op(
-        torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest,
+        torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest, raws,
         tensors[:m], tensors[m:], weight, norm_weight, ctx.num_heads, ctx.norm_eps, ctx.kernels,
     )  # fmt: skip
     d_partial, d_normaliser = inter_grads or (None, None)
