@@ -22,6 +22,7 @@ from torch import Tensor
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.rows import opaque
 from depthroute.ops.kernels.settings import inter_programs, inter_tile, parts
+from depthroute.ops.kernels.sums import sum_parts
 
 
 @triton.jit
@@ -316,7 +317,7 @@ def backward(
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
         constants = (_TYPES[like.dtype], passes, summed, *tile.block(num_heads, D))
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
-        return source_grads, rstd_grads, weight_parts.sum(0)
+        return source_grads, rstd_grads, sum_parts(weight_parts)[0]
 
 
 def _in_place_of_none(tensors: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor]:

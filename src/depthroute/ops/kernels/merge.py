@@ -17,6 +17,7 @@ from torch import Tensor
 from depthroute.ops.kernels.launch import launch, on_device, plain
 from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, square, store
 from depthroute.ops.kernels.settings import merge_tile, parts
+from depthroute.ops.kernels.sums import sum_parts
 
 # Addresses travel as arguments: a table in memory would cost a launch for every site. The lists are padded, and the
 # number of sources below their end is a run-time value, so only a few variants are ever compiled.
@@ -340,10 +341,8 @@ def backward(
         )  # fmt: skip
         constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), tile.unroll)
         launch(merge_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
-        totals = weight_parts.sum(0)
-        # A copy in any case: outputs of an operator may not share memory.
-        norm_grad = grad.new_empty(0) if norm_weight is None else totals[1].to(norm_weight.dtype, copy=True)
-        return inter_grads, source_grads, rstd_grads, totals[0], norm_grad
+        weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)
+        return inter_grads, source_grads, rstd_grads, weight_grad.view(D), norm_grad
 
 
 def _slots(tensors: Sequence[Tensor], count: int = 0, empty: Tensor | None = None) -> tuple[int, ...]:

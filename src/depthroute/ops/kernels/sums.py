@@ -1,0 +1,43 @@
+"""Sums over the parts in which the programs of a backward leave the gradient of a weight, in Triton.
+
+One launch for a few rows that may be of two dtypes, in a fixed order: two runs give the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from depthroute.ops.kernels.launch import launch
+
+PARTS_AT_ONCE, COLUMNS = 64, 64
+
+
+@triton.jit(do_not_specialize=["P", "W", "D"])
+def sum_parts_kernel(parts, first_out, second_out, P, W, D, BP: tl.constexpr, BD: tl.constexpr):
+    column = tl.program_id(0) * BD + tl.arange(0, BD)
+    acc = tl.zeros((BP, BD), tl.float32)
+    for first in range(0, P, BP):
+        part = first + tl.arange(0, BP)
+        at = part[:, None].to(tl.int64) * W + column[None, :]
+        acc += tl.load(parts + at, mask=(part < P)[:, None] & (column < W)[None, :], other=0.0)
+    total = tl.sum(acc, 0)
+    tl.store(first_out + column, total, mask=column < D)
+    second = tl.where(column < D, 0, column - D)
+    tl.store(second_out + second, total.to(second_out.dtype.element_ty), mask=(column >= D) & (column < W))
+
+
+def sum_parts(parts: Tensor, second_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Sums over the first dimension of parts (P, R, D), fp32: of all R rows (R, D), and nothing.
+
+    With a `second_dtype`, R must be 2: the sum of the first row (D,), and of the second one (D,) in that dtype.
+    """
+    P, R, D = parts.shape
+    if second_dtype is None:
+        first, second, width = parts.new_empty((R, D)), parts.new_empty(0), R * D
+    else:
+        first, second, width = parts.new_empty(D), parts.new_empty(D, dtype=second_dtype), D
+    programs = triton.cdiv(R * D, COLUMNS)
+    target = first if second_dtype is None else second
+    launch(sum_parts_kernel, programs, (parts, first, target, P, R * D, width), (PARTS_AT_ONCE, COLUMNS), num_warps=4)
+    return first, second
