@@ -289,10 +289,10 @@ def test_strided_sources_and_gradients_give_the_same_result():
 def test_settings_can_be_replaced_for_a_while():
     from depthroute.ops.kernels.settings import merge_tile
 
-    chosen = merge_tile(8, 160, "backward")
+    chosen = merge_tile(8, 160, 2, "backward")
     with overriding(merge_backward_warps=16):
-        assert merge_tile(8, 160, "backward").warps == 16
-    assert merge_tile(8, 160, "backward") == chosen
+        assert merge_tile(8, 160, 2, "backward").warps == 16
+    assert merge_tile(8, 160, 2, "backward") == chosen
 
 
 def test_rows_too_wide_for_the_kernels_are_named():

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import StaticCache
 
 from depthroute.bench import timing
-from depthroute.bench.train import MICROBATCH, _value, parse_scheme
+from depthroute.bench.arm import parse_scheme, parse_value
+from depthroute.bench.train import MICROBATCH
 from depthroute.models.compat import CACHE
 
 CHECKED = (2, 24, 8)  # sequences, tokens of a text, and how many of them are decoded one by one
@@ -171,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         batches=options.batches,
         context=options.context,
         prefill=tuple(options.prefill),
-        overrides={key: _value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
+        overrides={key: parse_value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
     )
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "decode.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))

@@ -28,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import depthroute
 from depthroute.bench.ahead import compile_ahead
-from depthroute.bench.train import MAX_GRAD_NORM, MICROBATCH, _value, parse_scheme
+from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme, parse_value
+from depthroute.bench.train import MICROBATCH
 from depthroute.files import write_json
 from depthroute.models.presets import decoder_config
 from depthroute.training.objective import return_objective
@@ -263,7 +264,7 @@ def _shown(value: float | None, how: str) -> str:
 
 def _pair(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
-    return key, _value(value)
+    return key, parse_value(value)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,7 +1,8 @@
-"""Whole training steps: forward, backward, clip, AdamW. Schemes side by side in one process, their steps interleaved.
+"""Whole training steps: forward, backward, clip, AdamW. Schemes side by side, their steps interleaved.
 
-    python -m depthroute.bench.train --out DIR --preset 100m [--batch 8] [--length 2048] [--schemes additive mhar]
-        [--precision bf16 autocast] [--eager | --graphs] [--microbatches 1] [--overrides num_hidden_layers=4]
+    python -m depthroute.bench.train --out DIR --preset 100m [350m ...] [--batch 8] [--length 2048]
+        [--schemes additive mhar] [--precision bf16 autocast] [--eager | --graphs] [--microbatches 1] [--processes]
+        [--overrides num_hidden_layers=4]
 
 `bf16` holds weights, gradients and optimizer state in bf16; `autocast` holds them in fp32 and computes in bf16. The
 table gives tokens a second beside the first scheme's, the milliseconds of a step and for how many of them the GPU was
@@ -12,185 +13,57 @@ the GPU is busy, it waits for launches from Python; `--graphs` replays them as C
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from depthroute.bench import timing
+from depthroute.bench.arm import Job, parse_value, warmed_up
+from depthroute.bench.together import Together
 
 # Sequences and length of the paper's microbatch on one GPU.
 MICROBATCH = {"tiny": (2, 256), "100m": (8, 2048), "124m": (8, 2048), "350m": (4, 1024), "1b": (2, 1024)}
 PRECISIONS = ("bf16", "autocast")
-MAX_GRAD_NORM = 1.0
-PROFILED = 2  # steps
 
 
-def parse_scheme(text: str) -> dict[str, Any]:
-    """`mhar` or `mhar:num_heads=1,scale=0.5` as the `residual` entry of a configuration."""
-    name, _, options = text.partition(":")
-    pairs = (option.split("=", 1) for option in options.split(",") if option)
-    return {"scheme": name, **{key: _value(value) for key, value in pairs}}
+def measure(jobs: list[Job], *, rounds: int, steps: int, processes: bool = False) -> list[dict[str, Any]]:
+    """One row for each job; they take turns of `steps` steps, `rounds` times, and only one is at work at a time.
 
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-class Arm:
-    """One scheme: its model, its optimizer, and what its steps took."""
-
-    def __init__(
-        self, scheme: str, decoder: Any, precision: str, *, compiled: bool, device: str, graphs: bool = False
-    ) -> None:
-        import depthroute
-        from depthroute.training.cuda_graphs import MODE
-
-        self.scheme, self.precision, self.graphs, self.device = scheme, precision, graphs, device
-        self.samples: list[float] = []
-        self.losses: list[float] = []
-        torch.manual_seed(0)
-        config = depthroute.DepthRoutedConfig(decoder=decoder, residual=parse_scheme(scheme))
-        model: Any = depthroute.DepthRoutedForCausalLM(config)
-        self.model: torch.nn.Module = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).train()
-        self.forward: Callable[..., Any] = self.model
-        if compiled:
-            self.forward = torch.compile(self.model, fullgraph=True, mode=MODE if graphs else None)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda"
-        )
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def step(self, batches: list[Tensor]) -> Tensor:
-        """One optimizer step over some microbatches; the mean loss, not waited for."""
-        from depthroute.training.cuda_graphs import own_gradients
-
-        total = torch.zeros((), device=self.device)
-        for number, ids in enumerate(batches):
-            with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "autocast"):
-                loss = self.forward(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
-            loss.backward()
-            total += loss.detach()
-            if self.graphs and number == 0 and len(batches) > 1:
-                own_gradients(self.model)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total
-
-
-def measure(
-    preset: str,
-    schemes: list[str],
-    precision: str,
-    *,
-    batch: int,
-    length: int,
-    microbatches: int,
-    rounds: int,
-    steps: int,
-    compiled: bool,
-    overrides: dict[str, Any],
-    graphs: bool = False,
-    device: str = "cuda",
-) -> list[dict[str, Any]]:
-    """One row for each scheme; the schemes take turns of `steps` steps, `rounds` times.
-
-    graphs: replay what is compiled as CUDA graphs.
+    processes: each job in a process of its own, so that they compile at the same time, which makes each of their first
+    steps slower than alone.
     """
-    from depthroute.models import presets
-
-    decoder = presets.decoder_config(preset, **overrides)
-    generator = torch.Generator().manual_seed(0)
-    batches = [
-        torch.randint(decoder.vocab_size, (batch, length), generator=generator).to(device) for _ in range(microbatches)
-    ]
-    arms: list[Arm] = []
-    rows: list[dict[str, Any]] = []
-    for scheme in schemes:
-        _forget_memory(device)
-        before = _allocated(device)
-        arm = Arm(scheme, decoder, precision, compiled=compiled, graphs=graphs, device=device)
-        start = time.perf_counter()
-        loss = float(arm.step(batches))
-        first = time.perf_counter() - start
-        for _ in range(2):  # the state of the optimizer is there from the second on, and every graph after the third
-            arm.step(batches)
-        rows.append(
-            {
-                "preset": preset,
-                "scheme": scheme,
-                "precision": precision,
-                "compiled": compiled,
-                "graphs": graphs,
-                "batch": batch,
-                "length": length,
-                "microbatches": microbatches,
-                "parameters": arm.parameters,
-                "first_step_s": first,
-                "first_loss": loss,
-                "peak_memory": _peak(device) - before,
-            }
-        )
-        arms.append(arm)
-    for _ in range(rounds):
-        for arm in arms:
-            _synchronize(device)
-            start = time.perf_counter()
-            for _ in range(steps):
-                arm.step(batches)
-            _synchronize(device)
-            arm.samples.append((time.perf_counter() - start) / steps)
-    tokens = batch * length * microbatches
-    for arm, row in zip(arms, rows, strict=True):
-        speeds = [tokens / seconds for seconds in arm.samples]
+    rows: list[dict[str, Any]]
+    if processes:
+        with Together(jobs) as together:
+            rows = together.rows
+            samples = [[together.turn(i, steps) for i in range(len(jobs))] for _ in range(rounds)]
+            busy = [together.busy(i) for i in range(len(jobs))]
+    else:
+        arms, rows = map(list, zip(*map(warmed_up, jobs), strict=True))  # type: ignore[assignment]
+        samples = [[arm.turn(steps) for arm in arms] for _ in range(rounds)]
+        busy = [arm.busy() for arm in arms]
+    firsts = _firsts(jobs)
+    for i, (job, row, first) in enumerate(zip(jobs, rows, firsts, strict=True)):
+        own, beside = ([taken[n] for taken in samples] for n in (i, first))
+        speeds = [job.tokens / seconds for seconds in own]
+        row["processes"] = processes
         row["tokens_per_second"] = {"median": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
         # Taken turn by turn, so that what the whole card does slower or faster does not count.
-        row["of_first"] = statistics.median(a / b for a, b in zip(arms[0].samples, arm.samples, strict=True))
-        row["step_ms"] = statistics.median(arm.samples) * 1e3
-        row["busy_ms"] = _busy(arm, batches) if device == "cuda" else None
-        row["memory_of_first"] = row["peak_memory"] / max(1, rows[0]["peak_memory"])
+        row["of_first"] = statistics.median(a / b for a, b in zip(beside, own, strict=True))
+        row["step_ms"] = statistics.median(own) * 1e3
+        row["busy_ms"] = busy[i]
+        row["memory_of_first"] = row["peak_memory"] / max(1, rows[first]["peak_memory"])
     return rows
 
 
-def _busy(arm: Arm, batches: list[Tensor]) -> float:
-    """Milliseconds a step of kernels and copies on the GPU."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED):
-            arm.step(batches)
-        torch.cuda.synchronize()
-    events = [event for event in profiler.key_averages() if not event.is_user_annotation]  # spans of what is counted
-    return sum(event.self_device_time_total for event in events) / 1e3 / PROFILED
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _forget_memory(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-
-def _peak(device: str) -> int:
-    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
+def _firsts(jobs: list[Job]) -> list[int]:
+    """For each job the place of the first one of its shape and precision, which the others are held beside."""
+    places: dict[tuple[Any, ...], int] = {}
+    return [places.setdefault((job.preset, job.precision, job.batch, job.length), i) for i, job in enumerate(jobs)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -213,7 +86,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="depthroute bench train", description="Measure whole training steps.")
     parser.add_argument("--out", type=Path, required=True, help="folder for train.json")
-    parser.add_argument("--preset", choices=list(MICROBATCH), default="100m")
+    parser.add_argument("--preset", nargs="+", choices=list(MICROBATCH), default=["100m"])
     parser.add_argument("--schemes", nargs="+", default=["additive", "mhar"], help="mhar, mhar:num_heads=1, ...")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["bf16"])
     parser.add_argument("--batch", type=int, help="sequences of a microbatch")
@@ -224,27 +97,29 @@ def main(arguments: list[str] | None = None) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--eager", action="store_true", help="without torch.compile")
     how.add_argument("--graphs", action="store_true", help="replay what is compiled as CUDA graphs")
+    parser.add_argument("--processes", action="store_true", help="each in a process of its own: they compile at once")
     parser.add_argument(
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
     timing.require_cuda()
-    batch, length = MICROBATCH[options.preset]
-    rows: list[dict[str, Any]] = []
-    for precision in options.precision:
-        rows += measure(
-            options.preset,
-            options.schemes,
+    jobs = [
+        Job(
+            preset,
+            scheme,
             precision,
-            batch=options.batch or batch,
-            length=options.length or length,
-            microbatches=options.microbatches,
-            rounds=options.rounds,
-            steps=options.steps,
+            options.batch or MICROBATCH[preset][0],
+            options.length or MICROBATCH[preset][1],
+            options.microbatches,
             compiled=not options.eager,
             graphs=options.graphs,
-            overrides={key: _value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
+            overrides={key: parse_value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
         )
+        for precision, preset, scheme in itertools.product(options.precision, options.preset, options.schemes)
+    ]
+    rows: list[dict[str, Any]] = []
+    for _, group in itertools.groupby(jobs, lambda job: None if options.processes else (job.precision, job.preset)):
+        rows += measure(list(group), rounds=options.rounds, steps=options.steps, processes=options.processes)
         torch._dynamo.reset()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "train.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))

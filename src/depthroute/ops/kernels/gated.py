@@ -108,7 +108,7 @@ def forward(
     D = stream.shape[-1]
     out = stream.new_empty(stream.shape)
     T = out.numel() // D
-    tile = merge_tile(num_heads, D // num_heads, "forward")
+    tile = merge_tile(num_heads, D // num_heads, out.element_size(), "forward")
     with on_device(out):
         tensors = [plain(tensor) for tensor in (stream, gate, partial, lse_in, null, null_logit)]
         programs = triton.cdiv(T, tile.tokens)
@@ -123,7 +123,7 @@ def backward(
     D = partial.shape[-1]
     T = partial.numel() // D
     partial_grad, lse_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
-    tile = merge_tile(num_heads, D // num_heads, "backward")
+    tile = merge_tile(num_heads, D // num_heads, partial.element_size(), "backward")
     blocks = triton.cdiv(T, tile.tokens)
     steps = triton.cdiv(blocks, parts("merge_backward"))
     programs = triton.cdiv(blocks, steps)

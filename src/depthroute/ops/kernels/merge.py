@@ -283,7 +283,7 @@ def forward(
     partial, lse_in = (out, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
     row = plain(weight)
     gamma = row if norm_weight is None else plain(norm_weight)
-    tile = merge_tile(num_heads, D // num_heads, "forward")
+    tile = merge_tile(num_heads, D // num_heads, out.element_size(), "forward")
     T = out.numel() // D
     with on_device(out):
         arguments = (
@@ -324,7 +324,7 @@ def backward(
     rstd_sums, has_rstd_sums = _optionals(rstd_addends or [None] * (m - 1), stats)
     partial, lse_in = (grad, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
     partial_grad, normaliser_grad = inter_grads or (grad, lse)
-    tile = merge_tile(num_heads, D // num_heads, "backward")
+    tile = merge_tile(num_heads, D // num_heads, grad.element_size(), "backward")
     T, weight = grad.numel() // D, plain(weight)
     blocks = triton.cdiv(T, tile.tokens)
     steps = triton.cdiv(blocks, parts("merge_backward"))

@@ -86,13 +86,13 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     return None
 
 
-def merge_tile(num_heads: int, head_width: int, phase: str) -> MergeTile:
+def merge_tile(num_heads: int, head_width: int, itemsize: int, phase: str) -> MergeTile:
     """Tile of a merge; `phase` is "forward" or "backward"."""
     heads = triton.next_power_of_2(num_heads)
     width, rest = _cut(head_width)
-    # A backward of rows that are cut in two has no registers for more. The widest rows take all the warps there may be,
-    # and more of a row a lane.
-    lane = LANE if phase == "forward" or rest else 2 * LANE
+    # A backward has twice as much on its way, but of rows in fp32 or cut in two the registers hold no more. The widest
+    # rows take all the warps there may be, and more of a row a lane.
+    lane = LANE if phase == "forward" or rest or itemsize > 2 else 2 * LANE
     lane = max(_overrides.get(f"merge_{phase}_lane", lane), heads * width // (MAX_WARPS * WARP))
     wanted = _overrides.get(f"merge_{phase}_warps", 2 if phase == "forward" else 4)
     tokens = max(1, wanted * WARP * lane // (heads * width))

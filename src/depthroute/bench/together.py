@@ -1,0 +1,79 @@
+"""Arms of `bench train` in processes of their own, which compile at the same time and take turns on the device."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from depthroute.bench.arm import Job, warmed_up
+
+
+class Together:
+    """All arms, warmed up; `rows` has what `warmed_up` tells of each. RuntimeError with an arm's own error if it fails.
+
+    A context manager: at its end every process has ended.
+    """
+
+    def __init__(self, jobs: list[Job]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes, self._ends = [], []
+        for job in jobs:
+            ours, theirs = context.Pipe()
+            self._processes.append(context.Process(target=_serve, args=(theirs, job), daemon=True))
+            self._processes[-1].start()
+            theirs.close()  # so that its end is heard of here
+            self._ends.append(ours)
+        self.rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Together:
+        try:
+            self.rows = [self._answer(i) for i in range(len(self._ends))]
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def turn(self, i: int, steps: int) -> float:
+        """`Arm.turn` of arm i."""
+        return self._ask(i, "turn", steps)
+
+    def busy(self, i: int) -> float | None:
+        """`Arm.busy` of arm i."""
+        return self._ask(i, "busy")
+
+    def _ask(self, i: int, method: str, *arguments: Any) -> Any:
+        self._ends[i].send((method, arguments))
+        return self._answer(i)
+
+    def _answer(self, i: int) -> Any:
+        try:
+            worked, answer = self._ends[i].recv()
+        except EOFError:
+            raise RuntimeError(f"the process of arm {i} has ended without a word") from None
+        if not worked:
+            raise RuntimeError(f"arm {i} has failed:\n{answer}")
+        return answer
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(end: Connection, job: Job) -> None:
+    try:
+        arm, row = warmed_up(job)
+        end.send((True, row))
+        while True:
+            method, arguments = end.recv()
+            end.send((True, getattr(arm, method)(*arguments)))
+    except EOFError:
+        return  # nobody asks any more
+    except Exception:
+        end.send((False, traceback.format_exc()))
