@@ -342,6 +342,7 @@ def backward(
         constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), tile.unroll)
         launch(merge_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
         weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)
+        norm_grad = grad.new_empty(0) if norm_weight is None else norm_grad
         return inter_grads, source_grads, rstd_grads, weight_grad.view(D), norm_grad
 
 
