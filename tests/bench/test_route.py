@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from depthroute.bench import chains, route
+from depthroute.bench import chains, peers, route
 from depthroute.bench.chains import Shape
 from depthroute.ops.two_phase.plan import Plan
 
@@ -30,7 +30,7 @@ def test_a_wrong_chain_is_not_green():
 
 def test_every_arm_runs_the_same_chain():
     chain = chains.make_chain(SMALL, torch.float64, "cpu")
-    expected = chain.double().step(route.runner("reference"))
+    expected = chain.double().step(route.runner("reference", SMALL))
 
     def stacked(sources, site, heads):
         return chains.stacked_read(torch.stack(list(sources)), site.query, site.norm_weight, heads)
@@ -50,8 +50,35 @@ def test_rows_are_counted_by_hand_for_two_tiles():
 def test_the_table_gives_no_number_for_what_is_not_green():
     row = {"shape": "100m", "arm": "engine", "check": route.check(SMALL, torch.float32, lambda c: 2 * PLAIN(c), "cpu")}
     text = route.table([row, {"shape": "1b", "arm": "compiled", "skipped": "not measured: over 90 s"}])
-    assert "no numbers" in text
+    assert "no numbers: errors too large" in text
     assert "over 90 s" in text
+
+
+def test_peers_are_named_together_and_run_last():
+    assert route.named_arms(["fast-attnres", "engine"]) == ["engine", "fast-attnres"]
+    assert route.named_arms(["peers", "engine"]) == ["engine", *peers.PEERS]
+
+
+@pytest.mark.parametrize(
+    ("arm", "shape", "why"),
+    [
+        ("liger-kernel", "1b", "single-head, and the shape has H = 8"),
+        ("liger-kernel", "1b-h1", "not installed: pip install liger-kernel"),
+        ("compiled", "8b-delta", "gated reads have the arms engine and reference"),
+        ("engine", "8b-delta", None),
+        ("compiled", "1b", None),
+    ],
+)
+def test_an_arm_is_left_out_where_it_does_not_belong(monkeypatch, arm, shape, why):
+    monkeypatch.setattr(peers, "version", lambda name: None)
+    found = route.obstacle(arm, chains.SHAPES[shape])
+    assert found is None if why is None else why in found
+
+
+def test_a_sweep_refuses_gated_reads(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        route.main(["--out", str(tmp_path), "--sweep", "--shapes", "8b-delta"])
+    assert "no gated reads" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")

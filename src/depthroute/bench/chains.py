@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,12 +19,16 @@ from depthroute.ops.two_phase.plan import Plan
 
 @dataclass(frozen=True)
 class Shape:
-    """N sites, tokens of one microbatch, width D and route heads H."""
+    """N sites, tokens of one microbatch, width D and route heads H.
+
+    block: sites of a block where the reads are those of `deltas`; None for the chain of this module.
+    """
 
     sites: int
     tokens: int
     width: int
     heads: int
+    block: int | None = None
 
 
 SHAPES = {
@@ -36,6 +41,7 @@ SHAPES = {
     "100m-x4": Shape(25, 16384, 512, 4),
     "350m-x4": Shape(49, 4096, 1024, 8),
     "1b-x4": Shape(73, 4096, 1280, 8),
+    "8b-delta": Shape(64, 8192, 4096, 8, block=8),
 }
 
 
@@ -59,9 +65,9 @@ class Chain:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        return (self.x, *(tensor for read in self.reads for tensor in (read.query, read.norm_weight)))
+        return (self.x, *(tensor for read in self.reads for tensor in vars(read).values()))
 
-    def double(self) -> Chain:
+    def double(self) -> Self:
         """The same numbers in fp64."""
 
         def leaf(tensor: Tensor) -> Tensor:
@@ -70,12 +76,12 @@ class Chain:
         return replace(
             self,
             x=leaf(self.x),
-            reads=tuple(Site(leaf(read.query), leaf(read.norm_weight)) for read in self.reads),
+            reads=tuple(type(read)(*map(leaf, vars(read).values())) for read in self.reads),
             factors=tuple(factor.double() for factor in self.factors),
             upstream=self.upstream.double(),
         )
 
-    def step(self, run: Callable[[Chain], Tensor]) -> tuple[Tensor, ...]:
+    def step(self, run: Callable[[Self], Tensor]) -> tuple[Tensor, ...]:
         """The output of a way to run the chain, and the gradient of every leaf."""
         out = run(self)
         return (out.detach(), *torch.autograd.grad(out, self.leaves, self.upstream, allow_unused=True))
@@ -127,6 +133,11 @@ def with_reads(chain: Chain, read: Callable[[Sequence[Tensor], Site, int], Tenso
         mix = sources[0] if site == 0 else read(sources, chain.reads[site - 1], chain.heads)
         sources.append(mix * factor)
     return read(sources, chain.reads[-1], chain.heads)
+
+
+def with_reference(chain: Chain) -> Tensor:
+    """Site after site in plain PyTorch."""
+    return with_reads(chain, reference_read)
 
 
 def reference_read(sources: Sequence[Tensor], site: Site, heads: int) -> Tensor:

@@ -1,11 +1,13 @@
 """All depth reads of one microbatch, forward and backward: correctness first, then time, bytes and memory.
 
     python -m depthroute.bench.route --out DIR [--shapes 100m 350m 1b] [--arms engine read reference compiled]
+    python -m depthroute.bench.route --out DIR --shapes 100m-h1 350m-h1 1b-h1 --arms engine read peers
+    python -m depthroute.bench.route --out DIR --shapes 8b-delta --arms engine reference
     python -m depthroute.bench.route --out DIR --sweep [--shapes 350m 1b]
 
-Times are of a CUDA graph's replay and of eager launches, the map between the sites subtracted. No number is given for
-an arm of a shape whose errors against fp64 are more than 1.5 times those of the reference in the same dtype, or whose
-two runs differ in a bit.
+Times are of a CUDA graph's replay and of eager launches, the map between the sites subtracted from the former. No
+number is given for an arm of a shape whose errors against fp64 are more than 1.5 times those of the reference in the
+same dtype, or whose two runs differ in a bit. Peers, other packages' operators, are held to the same.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from depthroute.bench import chains, timing
+from depthroute.bench import chains, deltas, peers, timing
+from depthroute.bench.apart import run_apart
 from depthroute.bench.chains import Chain, Shape
 from depthroute.ops.two_phase.plan import Plan
 
@@ -34,14 +38,30 @@ PHASES = ("merge_forward", "merge_backward", "inter_forward", "inter_backward")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def runner(arm: str) -> Callable[[Chain], Tensor]:
-    """How an arm runs a chain."""
+def workload(shape: Shape) -> ModuleType:
+    """What makes the chains of a shape and runs them."""
+    return chains if shape.block is None else deltas
+
+
+def obstacle(arm: str, shape: Shape) -> str | None:
+    """Why an arm is not asked to run a shape; None where it is."""
+    if shape.block is not None and arm not in deltas.ARMS:
+        return f"not measured: gated reads have the arms {' and '.join(deltas.ARMS)}"
+    if arm in peers.PEERS and shape.heads != 1:
+        return f"not measured: the peers are single-head, and the shape has H = {shape.heads}"
+    return peers.missing(arm) if arm in peers.PEERS else None
+
+
+def runner(arm: str, shape: Shape) -> Callable[[Any], Tensor]:
+    """How an arm runs a chain of such a shape."""
     if arm == "engine":
-        return chains.with_engine
+        return workload(shape).with_engine
+    if arm == "reference":
+        return workload(shape).with_reference
     if arm == "read":
         return functools.partial(chains.with_reads, read=chains.fused_read)
-    if arm == "reference":
-        return functools.partial(chains.with_reads, read=chains.reference_read)
+    if arm in peers.PEERS:
+        return functools.partial(chains.with_reads, read=peers.read(arm))
     compiled = torch.compile(chains.stacked_read, dynamic=True)
     return functools.partial(
         chains.with_reads,
@@ -49,19 +69,20 @@ def runner(arm: str) -> Callable[[Chain], Tensor]:
     )
 
 
-def check(shape: Shape, dtype: torch.dtype, run: Callable[[Chain], Tensor], device: str = "cuda") -> dict[str, Any]:
+def check(shape: Shape, dtype: torch.dtype, run: Callable[[Any], Tensor], device: str = "cuda") -> dict[str, Any]:
     """Errors of the output and of all gradients against fp64, beside the reference's; whether two runs are equal."""
-    chain = chains.make_chain(shape, dtype, device, tokens=min(CHECKED_TOKENS, shape.tokens))
+    work = workload(shape)
+    chain: Chain = work.make_chain(shape, dtype, device, tokens=min(CHECKED_TOKENS, shape.tokens))
     start = time.perf_counter()
     actual = chain.step(run)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     again = chain.step(run)
-    exact = chain.double().step(runner("reference"))
-    plain = chain.step(runner("reference"))
+    exact = chain.double().step(work.with_reference)
+    plain = chain.step(work.with_reference)
     errors, ratio = {}, 0.0
-    for name, indices in _groups(len(exact)).items():
+    for name, indices in _groups(chain).items():
         ours, theirs = (_error([result[i] for i in indices], [exact[i] for i in indices]) for result in (actual, plain))
         errors[name] = {"ours": ours, "reference": theirs}
         # Below a few fp32 roundings the ratio says nothing.
@@ -77,17 +98,21 @@ def check(shape: Shape, dtype: torch.dtype, run: Callable[[Chain], Tensor], devi
     }
 
 
-def _groups(count: int) -> dict[str, list[int]]:
-    return {
-        "output": [0],
-        "input gradient": [1],
-        "query gradients": list(range(2, count, 2)),
-        "norm weight gradients": list(range(3, count, 2)),
-    }
+def _groups(chain: Chain) -> dict[str, list[int]]:
+    """Where in what `step` gives the tensors of one kind lie."""
+    kinds = list(vars(chain.reads[0]))
+    end = 2 + len(kinds) * len(chain.reads)
+    of_reads = {f"{kind.replace('_', ' ')} gradients": [*range(2 + i, end, len(kinds))] for i, kind in enumerate(kinds)}
+    return {"output": [0], "input gradient": [1], **of_reads}
 
 
 def _error(actual: list[Tensor], exact: list[Tensor]) -> float:
-    """Of several tensors at once: each difference over the norm of its own exact value, in the 2-norm."""
+    """Of several tensors at once: each difference over the norm of its own exact value, in the 2-norm.
+
+    Scalars are one vector: a single one may be nearly zero by chance.
+    """
+    if exact[0].numel() == 1:
+        actual, exact = [torch.cat(actual)], [torch.cat(exact)]
     squares = [
         float(((a.double() - b.double()).norm() / b.double().norm()).square())
         for a, b in zip(actual, exact, strict=True)
@@ -96,13 +121,13 @@ def _error(actual: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def measure(name: str, shape: Shape, dtype: torch.dtype, arm: str, bandwidth: float) -> dict[str, Any]:
-    """One row of the table."""
-    run = runner(arm)
+    """One row of the table, of an arm that can run the shape."""
+    run, work = runner(arm, shape), workload(shape)
     row: dict[str, Any] = {"shape": name, "arm": arm, **vars(shape), "check": check(shape, dtype, run)}
     if not row["check"]["green"]:
         return row
-    chain = chains.make_chain(shape, dtype, "cuda")
-    call, alone = (lambda: chain.step(run)), (lambda: _map_step(chain))
+    chain: Chain = work.make_chain(shape, dtype, "cuda")
+    call, alone = (lambda: chain.step(run)), (lambda: _map_step(chain, work.with_map_alone))
     slow = arm in ("reference", "compiled")
     row["peak_memory"] = timing.peak_memory(call)
     row["eager_ms"] = timing.eager_times(call, 2 if slow else 7)._asdict()
@@ -110,33 +135,50 @@ def measure(name: str, shape: Shape, dtype: torch.dtype, arm: str, bandwidth: fl
     graph = timing.graph_times(call, 2 if slow else 7, 1 if slow else 5)
     row["map_ms"] = map_ms
     row["graph_ms"] = {key: value - map_ms for key, value in graph._asdict().items()}
-    if arm == "engine":
+    if arm == "engine" and shape.block is None:
         rows = chains.engine_rows(Plan.full(shape.sites))
         row["rows"], row["bytes"] = rows, rows * shape.tokens * shape.width * chain.x.element_size()
         row["bandwidth_share"] = row["bytes"] / (row["graph_ms"]["median"] / 1e3) / bandwidth
     return row
 
 
-def _map_step(chain: Chain) -> tuple[Tensor, ...]:
-    out = chains.with_map_alone(chain)
+def measure_peer(
+    name: str, shape: Shape, dtype: torch.dtype, arm: str, bandwidth: float, limit: float
+) -> dict[str, Any]:
+    """One row of the table, of another package's operator; the reason where it cannot run the shape in `limit` seconds.
+
+    In a process of its own: a package may tune for an hour, or fault on the device.
+    """
+    row = {"shape": name, "arm": arm, **vars(shape), "version": peers.version(arm)}
+    why = peers.obstacle(arm, shape, dtype)
+    if why:
+        return {**row, "cannot_run": why}
+    try:
+        return {**row, **run_apart(limit, measure, name, shape, dtype, arm, bandwidth)}
+    except (RuntimeError, TimeoutError) as error:
+        return {**row, "cannot_run": str(error)}
+
+
+def _map_step(chain: Chain, run: Callable[[Any], Tensor]) -> tuple[Tensor, ...]:
+    out = run(chain)
     return torch.autograd.grad(out, [chain.x], chain.upstream)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The results in a few lines."""
-    lines = [f"{'shape':9s} {'arm':9s} {'graph ms (least-most)':>22s} {'eager ms':>9s} {'copy bw':>7s} {'MiB':>7s} "
-             f"{'error/ref':>9s} {'first s':>7s}"]  # fmt: skip
+    wide = max((len(row["arm"]) for row in rows), default=0)
+    lines = [f"{'shape':9s} {'arm':{wide}s} {'graph ms (least-most)':>22s} {'eager ms':>9s} {'copy bw':>7s} "
+             f"{'MiB':>7s} {'error/ref':>9s} {'first s':>7s}"]  # fmt: skip
     for row in rows:
-        head = f"{row['shape']:9s} {row['arm']:9s} "
-        if "skipped" in row:
-            lines.append(head + row["skipped"])
+        head = f"{row['shape']:9s} {row['arm']:{wide}s} "
+        if why := reason(row):
+            errors = (
+                f"; error/ref {row['check']['ratio']:.2f}, {_largest(row['check']['errors'])}" if "check" in row else ""
+            )
+            lines.append(head + why + errors)
             continue
         checked = row["check"]
         tail = f"{checked['ratio']:9.2f} {checked['first_call_s']:7.1f}"
-        if not checked["green"]:
-            why = "two runs differ" if not checked["equal_runs"] else "errors too large"
-            lines.append(head + f"{why}: no numbers; {tail} {_largest(checked['errors'])}")
-            continue
         graph = row["graph_ms"]
         span = f"{graph['median']:.3f} ({graph['least']:.3f}-{graph['most']:.3f})"
         share = f"{row['bandwidth_share']:7.0%}" if "bandwidth_share" in row else " " * 7
@@ -145,12 +187,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def reason(row: dict[str, Any]) -> str | None:
+    """Why a row has no numbers; None where it has."""
+    if "skipped" in row:
+        return row["skipped"]
+    if "cannot_run" in row:
+        return f"cannot run: {row['cannot_run']}"
+    if row["check"]["green"]:
+        return None
+    return f"no numbers: {'errors too large' if row['check']['equal_runs'] else 'two runs differ'}"
+
+
 def _largest(errors: dict[str, dict[str, float]]) -> str:
     return ", ".join(f"{name} {pair['ours']:.1e}/{pair['reference']:.1e}" for name, pair in errors.items())
 
 
-def run(out: Path, shapes: list[str], arms: list[str], dtype: str, budget: float) -> list[dict[str, Any]]:
-    """Measure every arm on every shape, arm by arm, and write route.json; an arm past the budget is left out."""
+def run(
+    out: Path, shapes: list[str], arms: list[str], dtype: str, budget: float, peer_limit: float
+) -> list[dict[str, Any]]:
+    """Measure every arm on every shape, arm by arm; an arm past the budget is left out. Times in seconds.
+
+    Writes route.json row by row, and the figure route.svg and route.png at the end.
+    """
     timing.require_cuda()
     begun = time.perf_counter()
     # An empty cache, so that the time to the first call is that of a fresh machine.
@@ -160,43 +218,79 @@ def run(out: Path, shapes: list[str], arms: list[str], dtype: str, budget: float
         rows: list[dict[str, Any]] = []
         for arm in arms:
             for name in shapes:
-                if time.perf_counter() - begun > budget:
-                    rows.append({"shape": name, "arm": arm, "skipped": f"not measured: over {budget:.0f} s"})
+                shape = chains.SHAPES[name]
+                why = obstacle(arm, shape)
+                if why is None and time.perf_counter() - begun > budget:
+                    why = f"not measured: over {budget:.0f} s"
+                if why:
+                    rows.append({"shape": name, "arm": arm, **vars(shape), "skipped": why})
                     continue
-                rows.append(measure(name, chains.SHAPES[name], DTYPES[dtype], arm, bandwidth))
+                case = (name, shape, DTYPES[dtype], arm, bandwidth)
+                rows.append(measure_peer(*case, peer_limit) if arm in peers.PEERS else measure(*case))
                 torch.cuda.empty_cache()
                 _write(out, dtype, bandwidth, rows)
+        result = _write(out, dtype, bandwidth, rows)
     print(f"{timing.environment()['device']}, {dtype}, copy {bandwidth / 1e12:.2f} TB/s")
     print(table(rows))
+    print(draw(result, out))
     return rows
+
+
+def draw(result: dict[str, Any], out: Path) -> str:
+    """Write the figure of a result beside it; the paths, or why there are none."""
+    try:
+        from depthroute.bench import route_figure
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "depthroute":
+            raise
+        return f"no figure: it needs {package}, pip install 'depthroute[report]'"
+    return "figure: " + ", ".join(map(str, route_figure.write(result, out)))
+
+
+def named_arms(names: Sequence[str]) -> list[str]:
+    """Arms by name, "peers" for all of them. Peers come last, since they may use up the budget."""
+    named = [one for name in names for one in (peers.PEERS if name == "peers" else [name])]
+    return sorted(dict.fromkeys(named), key=lambda arm: arm in peers.PEERS)
 
 
 def _use_cache(folder: str) -> None:
     os.environ["TRITON_CACHE_DIR"] = folder
 
 
-def _write(out: Path, dtype: str, bandwidth: float, rows: list[dict[str, Any]]) -> None:
+def _write(out: Path, dtype: str, bandwidth: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     result = {"environment": timing.environment(), "dtype": dtype, "copy_bandwidth": bandwidth, "rows": rows}
     (out / "route.json").write_text(json.dumps(result, indent=1))
+    return result
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="depthroute bench route", description="Measure all depth reads.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for route.json or sweep.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder for route.json and its figure, or sweep.json")
     parser.add_argument("--shapes", nargs="+", choices=list(chains.SHAPES), default=["100m", "350m", "1b"])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=[*ARMS, *peers.PEERS, "peers"],
+        default=list(ARMS),
+        help="peers: all of the other packages, which run where the shape has H = 1 and they are installed",
+    )
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no more arms are begun")
+    parser.add_argument("--peer-limit", type=float, default=120.0, help="seconds for one peer at one shape, tuning too")
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)
     if options.sweep:
+        if any(chains.SHAPES[name].block for name in options.shapes):
+            parser.error("--sweep has no gated reads")
         from depthroute.bench.sweep import sweep
 
         sweep(options.out, options.shapes, options.phases, DTYPES[options.dtype], options.budget)
     else:
-        run(options.out, options.shapes, options.arms, options.dtype, options.budget)
+        arms = named_arms(options.arms)
+        run(options.out, options.shapes, arms, options.dtype, options.budget, options.peer_limit)
 
 
 if __name__ == "__main__":
