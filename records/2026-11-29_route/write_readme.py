@@ -25,11 +25,12 @@ of at most 1.5 times those of plain PyTorch in bf16.
 {rows}
 
 Replays: median (least to most) of 7 samples of 5. Error: the largest ratio over output, input, query and norm-weight
-gradients. First call: with cold caches, seconds, of all kernels of the shape.
+gradients. First call: with cold caches, seconds, of all kernels of the shape. Measured again, after work on the kernels:
+[route-kernels](../2026-11-29_route-kernels).
 
 The aim was 1.0 (100m), 1.35 (350m) and 4.0 ms (1b): it is **not reached**. In whole models
-([mid-training](../2026-11-29_smollm2-mid-training), [two-gpus](../2026-11-29_two-gpus)) routing takes longer than
-these times, scaled by tokens and rows, would say. That gap is not explained yet.
+([mid-training](../2026-11-29_smollm2-mid-training), [two-gpus](../2026-11-29_two-gpus)) routing took longer than
+these times, scaled by tokens and rows, would say: [train-steps](../2026-11-29_train-steps) found why.
 
 ## Settings
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from depthroute.files import write_text
 from depthroute.report import markdown
 from depthroute.report.comparison import compare
 from depthroute.report.drawing import legend, styled, to_svg, wide
@@ -23,7 +24,6 @@ from depthroute.report.formats import ABSENT, count, decimals, loss
 from depthroute.report.record import draw, environments, read_study, settled
 from depthroute.report.style import strokes
 from depthroute.studies.landing_command import OVERRIDES
-from depthroute.files import write_text
 
 HERE = Path(__file__).parent
 STUDY_A = HERE.parent / "2026-11-29_study-a"
