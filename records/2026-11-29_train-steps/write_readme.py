@@ -55,6 +55,9 @@ rest. What is left are the kernels: `mhar` keeps the GPU busy longer than `addit
 350m and 1b before they were worked over, and by 5.0, 7.4 and 7.5 ms at ac88116
 ([route-kernels](../2026-11-29_route-kernels)).
 
+Attention is slower in a model compiled as a whole than in one compiled in parts, for both schemes: at 350m 5.9 against
+2.9 ms a step. It gets a mask there that it does not need ([log](../../docs/log.md)).
+
 `profiles/` has every kernel's time; `_backward_kernel` and `_forward_kernel` are those of routing.
 [profile_steps.py](profile_steps.py) makes such a profile (the ones here were made by an earlier form of it).
 """
