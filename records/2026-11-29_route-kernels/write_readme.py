@@ -39,8 +39,8 @@ sites in blocks of 8, D 4096, H 8, with their additions to the stream subtracted
 **None of the aims is reached.** Beside the [record before](../2026-11-29_route), with the same tokens: 1.75 to 1.68 ms
 (100m), 2.38 to 2.07 (350m), 5.66 to 4.89 (1b). For one kernel a read see there.
 
-The bandwidth in route.json, 2.77 TB/s, is that of a captured copy between two buffers. Kernels can move more (4.3 TB/s
-was measured elsewhere on such a card), so shares of it are left out here; since then `bench` measures a kernel.
+The bandwidth in route.json, 2.77 TB/s, is that of a captured copy between two buffers, not of a kernel; the card's
+memory is rated at 4.8 TB/s. So shares of it are left out here, and since then `bench` measures a kernel instead.
 
 ## Settings, by a sweep
 
