@@ -8,7 +8,7 @@ import torch
 from depthroute.ops.kernels import two_phase as kernels
 from depthroute.ops.kernels.settings import obstacle, overriding
 from depthroute.ops.reference import depth_mix
-from depthroute.ops.two_phase import algebra, gated_merge, inter
+from depthroute.ops.two_phase import algebra, gated_merge, inter, kernels_for
 from ops.cases import CUDA, INTERPRETER, on_every_target, on_gpu
 from ops.engine_chains import error, inputs, make, results
 
@@ -284,6 +284,15 @@ def test_strided_sources_and_gradients_give_the_same_result():
         grads = kernels.merge_backward(grad, None, None, None, lse, newest, raws, own, rstd, weight, None, 2, 0.0)
         found.append(flat((mix, lse, newest, raws, *grads)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@on_every_target
+def test_no_tokens_are_read_without_kernels(target):
+    x = torch.zeros(0, 24, device=target[0], dtype=target[1], requires_grad=True)
+    assert kernels_for(x, 2, "triton") is False
+    found = results(make(5, mode="plain", norm=True, dtype=target[1], device=target[0], width=24), x, x.detach())
+    assert found[0].shape == (0, 24)
+    assert not any(grad.any() for grad in found[1:] if grad is not None)
 
 
 def test_settings_can_be_replaced_for_a_while():

@@ -22,6 +22,64 @@ def test_a_pointer_table_holds_every_address_and_a_padding_of_the_last(N, target
     assert len(table) % launch.SPANS[0] == 0
 
 
+class Compiles:
+    """A kernel that compiles a variant at each call, as Triton would for a call that it has not seen."""
+
+    def __init__(self):
+        self.compiled, self.replayed = [], []
+
+    def __getitem__(self, grid):
+        def call(*arguments, num_warps):
+            self.compiled.append((grid, arguments, num_warps))
+            return self.Variant(self.replayed)
+
+        return call
+
+    class Variant:
+        def __init__(self, replayed):
+            self.replayed = replayed
+
+        def __getitem__(self, grid):
+            return lambda *arguments: self.replayed.append((grid, arguments))
+
+
+def test_a_variant_is_compiled_once_and_then_called_with_addresses():
+    kernel, tensor = Compiles(), torch.zeros(8)
+    for scale in (0.5, 0.25):
+        launch.launch(kernel, 3, (tensor, (64, 128), 7, scale), (16,), num_warps=2)
+    assert kernel.compiled == [((3,), (tensor, (64, 128), 7, 0.5, 16), 2)]
+    assert kernel.replayed == [((3, 1, 1), (tensor.data_ptr(), (64, 128), 7, 0.25, 16))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constants", "warps"),
+    [
+        ((torch.zeros(8).half(), (64, 128), 7, 0.5), (16,), 2),
+        ((torch.zeros(8), (64, 128, 192), 7, 0.5), (16,), 2),
+        ((torch.zeros(8), (64, 128), 7, 1), (16,), 2),
+        ((torch.zeros(8), (64, 128), 7, 0.5), (32,), 2),
+        ((torch.zeros(8), (64, 128), 7, 0.5), (16,), 4),
+    ],
+    ids=["dtype", "addresses", "an int for a float", "constant", "warps"],
+)
+def test_what_makes_another_variant(arguments, constants, warps):
+    kernel = Compiles()
+    launch.launch(kernel, 3, (torch.zeros(8), (64, 128), 7, 0.5), (16,), num_warps=2)
+    launch.launch(kernel, 3, arguments, constants, num_warps=warps)
+    assert len(kernel.compiled) == 2
+    assert not kernel.replayed
+
+
+def test_nothing_is_compiled_for_no_tokens():
+    """Their tensors have no addresses, which Triton would take for numbers of another type."""
+    kernel = Compiles()
+    launch.launch(kernel, 0, (torch.zeros(0), (0, 0), 7, 0.5), (16,), num_warps=2)
+    assert not kernel.compiled
+    launch._variants.clear()
+    assert len(launch.pointer_table([torch.zeros(0, 8)] * 3)) == launch.SPANS[0]
+    assert not launch._variants
+
+
 def test_plain_copies_only_what_is_strided_or_unaligned():
     base = torch.arange(64.0)
     assert launch.plain(base) is base

@@ -43,7 +43,7 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     """Addresses of plain tensors as an int64 tensor on their device. The caller keeps the tensors alive.
 
     They travel as kernel arguments: a copy from the host would wait for the device, and a CUDA graph would replay it
-    from memory that has long been something else.
+    from memory that has long been something else. Of empty tensors, which have no address, the table is not filled.
     """
     addresses = [tensor.data_ptr() for tensor in tensors]
     spans = [SPANS[-1]] * (len(addresses) // SPANS[-1])
@@ -52,7 +52,7 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     addresses += addresses[-1:] * (sum(spans) - len(addresses))
     table = torch.empty(len(addresses), dtype=torch.int64, device=tensors[0].device)
     start = 0
-    for span in spans:
+    for span in spans if tensors[0].numel() else ():
         launch(_write, 1, (table[start:], tuple(addresses[start : start + span])), (), num_warps=1)
         start += span
     return table
@@ -72,6 +72,8 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequ
     addresses takes longer than the kernel runs. Here it depends on less, which is what callers must keep to: tensors
     and addresses (tuples of int) are plain, every other argument is one that the kernel does not specialise on.
     """
+    if not programs:
+        return
     values: list[Any] = []
     kinds: list[Any] = []
     for argument in arguments:
@@ -79,7 +81,7 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequ
             kinds.append(argument.dtype)
             values.append(argument.data_ptr())
         else:
-            kinds.append(len(argument) if isinstance(argument, tuple) else None)
+            kinds.append(len(argument) if isinstance(argument, tuple) else type(argument))
             values.append(argument)
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     key = (id(kernel), device, num_warps, *constants, *kinds)

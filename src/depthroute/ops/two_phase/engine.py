@@ -50,8 +50,8 @@ class Engine:
     def __init__(self, plan: Plan, num_heads: int, *, scale: float = 1.0, eps: float = 1e-6, kernels: bool) -> None:
         self.plan = plan
         self.num_heads = num_heads
-        self.scale = scale
-        self.eps = eps
+        self.scale = float(scale)
+        self.eps = float(eps)  # an int would be a constant of the kernels
         self.kernels = kernels
 
     def start(self, x: Tensor) -> State:
@@ -172,7 +172,8 @@ def kernels_for(source: Tensor, num_heads: int, backend: str) -> bool | None:
     obstacle = ops._triton_obstacle(source, return_weights=False)
     if backend == "triton" and obstacle:
         raise RuntimeError(f"backend 'triton' cannot run here: {obstacle}")
-    if obstacle or (backend == "auto" and not source.is_cuda):
+    # No tokens are no work for a kernel.
+    if obstacle or not source.numel() or (backend == "auto" and not source.is_cuda):
         return False
     from depthroute.ops.kernels.two_phase import obstacle as shape_obstacle
 

@@ -32,7 +32,7 @@ class GatedEngine:
     def __init__(self, plan: Plan, num_heads: int, *, scale: float = 1.0, eps: float = 1e-6, kernels: bool) -> None:
         assert plan.block is not None
         self.plan, self.block, self.num_heads = plan, plan.block, num_heads
-        self.scale, self.eps, self.kernels = scale, eps, kernels
+        self.scale, self.eps, self.kernels = float(scale), float(eps), kernels
 
     def start(self, stream: Tensor, source: Tensor) -> State:
         return (stream, source, self._rstd(source))
