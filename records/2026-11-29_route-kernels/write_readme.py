@@ -34,7 +34,7 @@ Replays: median (least to most) of 7 samples of 5. Moved: rows that the kernels 
 from memory, by the time. Error: the largest ratio over the output and all gradients. `8b-delta`: gated reads of 64
 sites in blocks of 8, D 4096, H 8, with their additions to the stream subtracted.
 
-![milliseconds by shape](route.svg)
+![milliseconds by shape, of the six chains](route.svg)
 
 **None of the aims is reached.** Beside the [record before](../2026-11-29_route), with the same tokens: 1.75 to 1.68 ms
 (100m), 2.38 to 2.07 (350m), 5.66 to 4.89 (1b). For one kernel a read see there.
