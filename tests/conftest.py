@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 import torch
 
 # Kernels are interpreted where there is no CUDA device; Triton looks when it is imported, and transformers imports it.
@@ -12,3 +13,8 @@ if not torch.cuda.is_available():
 # Whoever starts the suite in the background hands an ignored SIGINT down to it, and tests that send one would hang.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")

@@ -35,8 +35,8 @@ Made by ({device}, {processes} process; torch {torch}, transformers {transformer
     python records/2026-11-29_smollm2-mid-training/start.py losses OUT
     python records/2026-11-29_smollm2-mid-training/run.py OUT
 
-The page with all curves: [results/report/index.html](results/report/index.html). An earlier attempt, of which only the
-control finished, is in [first-attempt/](first-attempt/README.md).
+`depthroute report records/2026-11-29_smollm2-mid-training/results` makes a page with all curves. An earlier attempt, of
+which only the control finished, is in [first-attempt/](first-attempt/README.md).
 
 ## Before the first step
 

@@ -8,24 +8,18 @@ from torch import Tensor
 
 from depthroute.ops import depth_mix
 
-_ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+on_gpu = pytest.mark.gpu
 INTERPRETER = pytest.param(
     ("cpu", torch.float32),
     id="interpreter",
     marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted only without a CUDA device"),
 )
 CUDA = [
-    pytest.param(("cuda", dtype), id=f"cuda-{name}", marks=_ON_GPU)
+    pytest.param(("cuda", dtype), id=f"cuda-{name}", marks=on_gpu)
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16))
 ]
 on_every_target = pytest.mark.parametrize("target", [INTERPRETER, *CUDA])
 on_fp32 = pytest.mark.parametrize("target", [INTERPRETER, CUDA[0]])
-
-
-def on_gpu(test):
-    for mark in _ON_GPU:
-        test = mark(test)
-    return test
 
 
 @dataclass(frozen=True)

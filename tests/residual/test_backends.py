@@ -117,7 +117,6 @@ def test_errors_of_the_plain_bodies_are_those_of_the_reference_in_the_same_dtype
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", SCHEMES, ids=name)
 def test_errors_of_the_kernels_are_those_of_the_reference_in_the_same_dtype(options, dtype):

@@ -132,7 +132,6 @@ def test_losses_are_those_without_graphs(corpus, tmp_path, without_a_device, ove
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("scheme", ["additive", "mhar"])
 @pytest.mark.parametrize("overrides", [(), (TWO_MICROBATCHES,)], ids=["one microbatch", "two"])
 def test_replayed_graphs_give_the_losses_of_launches(corpus, tmp_path, monkeypatch, scheme, overrides):

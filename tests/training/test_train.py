@@ -135,7 +135,7 @@ def test_a_run_without_its_recipe_is_refused(tmp_path, corpus):
 
 def test_a_final_model_that_transformers_cannot_load_is_an_error(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("depthroute.training.hf_trainer.clean_name", lambda name: f"wrapped.{name}")
-    with pytest.raises(RuntimeError, match="final does not hold the trained model"):
+    with pytest.raises(ValueError, match="final: its weights lack"):
         train(small_recipe(corpus), tmp_path)
     assert not (tmp_path / "summary.json").exists()
 

@@ -80,7 +80,7 @@ def peak_memory(call: Callable[[], Any]) -> int:
 
 
 def copy_bandwidth(num_bytes: int = 2**31) -> float:
-    """Bytes read and written in a second by a kernel that copies: `copy_` itself would be left to a copy engine."""
+    """Bytes read and written in a second by an elementwise kernel: `copy_` of a whole buffer would run none."""
     source = torch.zeros(num_bytes // 4, device="cuda")
     target = torch.empty_like(source)
     milliseconds = graph_times(lambda: torch.neg(source, out=target)).median

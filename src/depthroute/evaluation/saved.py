@@ -14,11 +14,10 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from depthroute.errors import nearest
-from depthroute.models.saved import load_saved
+from depthroute.models.saved import load_saved, saved_folder
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -38,13 +37,7 @@ def find_models(folders: Sequence[str | Path]) -> list[SavedModel]:
     Raises FileNotFoundError for one without a model or a tokenizer, ValueError for one that is given twice.
     """
     places = [Path(folder).expanduser() for folder in folders]
-    sources = [place / "final" if (place / "final").is_dir() else place for place in places]
-    for place, source in zip(places, sources, strict=True):
-        if not (source / "config.json").is_file():
-            raise FileNotFoundError(f"folder: no model in {place}, there is no config.json")
-        if not any((source / name).is_file() for name in _TOKENIZERS):
-            raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
-    resolved = [source.resolve() for source in sources]
+    resolved = [saved_folder(place).resolve() for place in places]
     for index, path in enumerate(resolved):
         if path in resolved[:index]:
             raise ValueError(f"folders: {places[index]} is given twice")

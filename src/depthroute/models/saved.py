@@ -10,6 +10,22 @@ from transformers import AutoModelForCausalLM
 
 from depthroute.models.causal_lm import DepthRoutedForCausalLM  # noqa: F401  (registers the model)
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def saved_folder(folder: str | Path) -> Path:
+    """Where the model of a folder lies: in `final/` of a run folder, or in the folder itself.
+
+    Raises FileNotFoundError where there is no model, or none with its tokenizer beside it.
+    """
+    place = Path(folder)
+    source = place / "final" if (place / "final").is_dir() else place
+    if not (source / "config.json").is_file():
+        raise FileNotFoundError(f"folder: no model in {folder}, there is no config.json")
+    if not any((source / name).is_file() for name in _TOKENIZERS):
+        raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
+    return source
+
 
 def load_saved(source: str | Path, **options: Any) -> Any:
     """The causal language model in a folder, or of a name on the hub; `options` are those of `from_pretrained`.

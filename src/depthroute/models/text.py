@@ -9,9 +9,7 @@ import torch
 from transformers import AutoTokenizer, set_seed
 from transformers.utils import logging
 
-from depthroute.models.saved import load_saved
-
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+from depthroute.models.saved import load_saved, saved_folder
 
 
 def generate_text(
@@ -36,13 +34,8 @@ def generate_text(
     Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole.
     """
     path = Path(folder)
-    source = path / "final" if (path / "final").is_dir() else path
     looks_like_a_path = path.exists() or path.is_absolute() or str(folder).startswith(".")
-    if looks_like_a_path and not (source / "config.json").exists():
-        raise FileNotFoundError(f"no model in {folder}: there is no config.json")
-    if path.exists() and not any((source / file).is_file() for file in _TOKENIZERS):
-        raise FileNotFoundError(f"the model in {folder} has no tokenizer beside it")
-    name = str(source) if path.exists() else str(folder)
+    name = str(saved_folder(folder) if looks_like_a_path else folder)
     tokenizer = _load_tokenizer(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bar_shown = logging.is_progress_bar_enabled()

@@ -14,7 +14,7 @@ from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
 from depthroute.files import write_text
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
-from depthroute.models.saved import load_saved
+from depthroute.models.saved import load_saved, saved_folder
 from depthroute.probing.collinearity import CollinearityProbe
 from depthroute.probing.disagreement import DisagreementProbe
 from depthroute.probing.heads import HeadProbe
@@ -23,7 +23,6 @@ from depthroute.residual import DepthRead
 
 RECORD = "probe.json"
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _LONGEST_SEQUENCE = 2048
 _CHARACTERS_PER_TOKEN = 16  # more than any text needs: what lies beyond is not worth tokenising
 
@@ -91,11 +90,7 @@ def probe_folder(
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    source = folder / "final" if (folder / "final").is_dir() else folder
-    if not (source / "config.json").is_file():
-        raise FileNotFoundError(f"folder: no model in {folder}, there is no config.json")
-    if not any((source / name).is_file() for name in _TOKENIZERS):
-        raise FileNotFoundError(f"folder: the model in {source} has no tokenizer beside it")
+    source = saved_folder(folder)
     tokenizer = load_tokenizer(source)
     model = load_saved(source)
     if not isinstance(model, DepthRoutedForCausalLM):

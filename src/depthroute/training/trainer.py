@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
 from depthroute.files import write_json, write_text
 from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.card import CARD
+from depthroute.models.saved import load_saved
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.training import strict_yaml
 from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metrics
@@ -191,11 +192,7 @@ def _fits(model: torch.nn.Module, device: torch.device) -> bool:
 
 def _write_read_weights(out: Path, validation: PackedTokens, arguments: TrainingArguments) -> None:
     """What the saved model's reads weigh on held-out text, where its scheme has reads."""
-    both: Any = AutoModelForCausalLM.from_pretrained(out / "final", output_loading_info=True)
-    model, loaded = both
-    faults = [*loaded["missing_keys"], *loaded["unexpected_keys"]]
-    if faults:
-        raise RuntimeError(f"{out / 'final'} does not hold the trained model: {', '.join(sorted(faults)[:3])}, ...")
+    model = load_saved(out / "final")
     if not _fits(model, arguments.device):
         logger.warning("read_weights.json is left to `depthroute probe`: beside its shards the model does not fit")
         return
