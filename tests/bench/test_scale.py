@@ -46,6 +46,13 @@ def test_layers_with_one_stream_are_compiled_whole(tmp_path):
     assert found["one"]["graphs"] == found["graphs_ahead"] == 3  # two layers and the loss
 
 
+def test_under_ddp_a_model_is_one_graph(tmp_path):
+    options = "--scheme mhar --precision fp32 --strategy ddp --backend aot_eager --loss-steps 3"
+    found = measured(tmp_path / "out.json", options)
+    assert found["one"]["graphs"] == found["graphs_ahead"] == found["all"]["graphs"] == 1
+    assert found["largest_loss_difference"] < 2e-6
+
+
 def test_shards_want_fsdp2(capsys):
     with pytest.raises(SystemExit):
         scale.parse(["--out", "x", "--sharded", "--strategy", "ddp"])

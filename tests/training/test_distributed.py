@@ -289,6 +289,20 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(corpus, tmp_path,
 
 
 @pytest.mark.slow
+def test_a_model_compiled_whole_under_ddp_trains_as_one_process_does(corpus, tmp_path):
+    recipe = small_recipe(corpus, "residual={scheme: mhar}", "training.compile=true")
+    train(small_recipe(corpus, "residual={scheme: mhar}"), tmp_path / "one")
+
+    def work(_: int) -> None:
+        train(recipe, tmp_path / "two")
+        counters = torch._dynamo.utils.counters
+        assert counters["stats"]["unique_graphs"] == 1, counters
+
+    as_ranks(work)
+    assert_close(tmp_path / "two", tmp_path / "one", tolerance=2e-5)
+
+
+@pytest.mark.slow
 def test_compiled_parts_on_two_processes_are_those_of_one(corpus, tmp_path):
     overrides = ("training.gradient_checkpointing=true", "residual={scheme: delta_mhar, block_layers: 1}")
     recipe = small_recipe(corpus, *overrides, "training.sharding=full", "training.compile=true")

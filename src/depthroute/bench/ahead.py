@@ -1,4 +1,4 @@
-"""Compiling a model in parts before its first step, in the memory of one layer at a time."""
+"""Compiling a model before its first step; in parts, in the memory of one layer at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute.training.compilation import compile_parts
+from depthroute.training.compilation import compile_parts, compile_whole
+
+
+def compile_whole_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> None:
+    """`compile_whole`, and let the compiler make the graphs of a training step on `ids` (B, T) now."""
+    compile_whole(model, **options)
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    model.zero_grad(set_to_none=True)
 
 
 def compile_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> None:

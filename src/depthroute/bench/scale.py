@@ -5,8 +5,8 @@
 First one rank trains alone while the others wait, then all of them together from the same weights: `ddp` with copies,
 `fsdp2` with shards. Both train on the same batches of --loss-steps steps (one GPU accumulates what the others would
 have done), and then with one microbatch for each GPU against the clock. The scaling efficiency is the speed of all
-divided by the number of GPUs times the speed of one. In both the model is compiled in parts, with the weights in fp32
-under bf16 autocast, as `depthroute train` does it on several GPUs. `host_s` is how long the host took to hand out a
+divided by the number of GPUs times the speed of one. In both the model is compiled as `depthroute train` compiles it on
+several GPUs, as a whole for `ddp` and in parts for `fsdp2`, with the weights in fp32 under bf16 autocast. `host_s` is how long the host took to hand out a
 step: where it is as long as the step, the GPU waits for the host.
 
 A model that one GPU cannot hold (--sharded) is made in shards, and only the second part is run.
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import depthroute
-from depthroute.bench.ahead import compile_ahead
+from depthroute.bench.ahead import compile_ahead, compile_whole_ahead
 from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme, parse_value
 from depthroute.bench.train import MICROBATCH
 from depthroute.files import write_json
@@ -97,7 +97,8 @@ class Bench:
         if not self.options.eager:
             began = time.perf_counter()
             ids = self.batch(0, 0)
-            compile_ahead(self.model, ids, self.options.precision, backend=self.options.backend, fullgraph=True)
+            ahead = compile_whole_ahead if self.options.strategy == "ddp" else compile_ahead
+            ahead(self.model, ids, self.options.precision, backend=self.options.backend, fullgraph=True)
             self.result["compile_s"] = time.perf_counter() - began
             self.result["graphs_ahead"] = graphs()
         if self.options.checkpointing:

@@ -117,11 +117,13 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and cache is None:
             cache = DynamicCache(config=decoder)
+        alone = attention_mask is None and cache is None and position_ids is None
         if position_ids is None:
             seen = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
         masks = attention_mask
-        if not isinstance(masks, dict):  # `generate` may have made them already
+        # `generate` may have made them already.
+        if not isinstance(masks, dict) and not (alone and _needs_no_mask(decoder, x.shape[1])):
             masks = create_masks_for_generate(decoder, x, attention_mask, cache, position_ids)
         shared = {
             "position_ids": position_ids,
@@ -145,6 +147,21 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
             hidden_states=(*hidden_states, x) if output_hidden_states else None,
             **{CACHE: cache if use_cache else None},
         )
+
+
+def _needs_no_mask(decoder: Any, length: int) -> bool:
+    """Whether whole sequences of some length, without padding, need no mask beside SDPA's own causal one.
+
+    transformers finds that out itself, but not while torch.compile traces (before torch 2.14): there it makes a mask of
+    all positions, and attention takes twice as long.
+    """
+    window = getattr(decoder, "sliding_window", None)
+    return (
+        decoder._attn_implementation == "sdpa"
+        and set(getattr(decoder, "layer_types", ())) <= {"full_attention", "sliding_attention"}
+        and getattr(decoder, "is_causal", True)
+        and (window is None or length < window)
+    )
 
 
 def _adopt(module: nn.Module, stock: nn.Module, wanted: set[str]) -> None:

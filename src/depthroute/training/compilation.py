@@ -1,4 +1,4 @@
-"""Compiling a model in parts, as training on several devices needs it."""
+"""Compiling a model for several devices: whole for DDP, in parts for FSDP2."""
 
 from __future__ import annotations
 
@@ -11,17 +11,29 @@ from depthroute.residual.delta_mhar import DeltaMhar
 from depthroute.residual.mhar import Mhar
 
 
+def compile_whole(model: Any, **options: Any) -> None:
+    """Compile what a causal model computes as one graph, in place; `options` are those of `torch.compile`.
+
+    Under DDP its gradients then come all at once, at the end of the backward, and are sent after it instead of during
+    it. That costs less than the launches of a model in parts.
+    """
+    whole_under_ddp()
+    model.forward = torch.compile(model.forward, **options)
+
+
+def whole_under_ddp() -> None:
+    """Have no graph split at the buckets of DDP."""
+    torch._dynamo.config.optimize_ddp = False
+
+
 def compile_parts(model: Any, **options: Any) -> None:
     """Compile parts of a causal model by themselves, in place; `options` are those of `torch.compile`.
 
-    FSDP2 gathers weights between the layers, and DDP sends gradients while earlier layers are at work, so neither can
-    have one graph of the whole model. The parts are each decoder layer and the loss. In a scheme that reads many
-    sources by kernels of its own they are attention and MLP, which are the same graphs in all layers: the sources then
-    go from read to read, past every graph, instead of through all of them. Checkpointing and the hooks of FSDP2 stay
-    outside of the graphs.
+    FSDP2 gathers weights between the layers, so there can be no graph of the whole model. The parts are each decoder
+    layer and the loss. In a scheme that reads many sources by kernels of its own they are attention and MLP, which are
+    the same graphs in all layers: the sources then go from read to read, past every graph, instead of through all of
+    them. Checkpointing and the hooks of FSDP2 stay outside of the graphs.
     """
-    # Splits a graph at the buckets of DDP, which a single part does not need.
-    torch._dynamo.config.optimize_ddp = False
     routed = isinstance(model.model.residual, (Mhar, DeltaMhar))
     for layer in model.model.layers:
         if routed:

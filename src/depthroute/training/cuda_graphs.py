@@ -18,7 +18,7 @@ def check_cuda_graphs(ranks: int) -> None:
     if ranks > 1:
         raise ValueError(
             f"training.cuda_graphs is true, but should be false in a run of {ranks} processes: "
-            "their models are compiled in parts"
+            "between several devices gradients and weights travel outside of the graphs"
         )
     if not torch.cuda.is_available():
         raise ValueError("training.cuda_graphs is true, but should be false where torch sees no CUDA device")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, Trai
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from depthroute.training.checkpoints import SHARDS, load_shards, rotate, save_shards, seal
-from depthroute.training.compilation import compile_parts
+from depthroute.training.compilation import compile_parts, whole_under_ddp
 from depthroute.training.cuda_graphs import MODE, check_cuda_graphs, own_gradients
 from depthroute.training.ema import WeightEma
 from depthroute.training.evaluation import HeldOutLoss, summed_loss
@@ -64,6 +64,8 @@ class RecipeTrainer(Trainer):
         return_objective(model, recipe.optimizer.z_loss)
         if compiles_parts(recipe):
             compile_parts(model)
+        elif recipe.training.compile:
+            whole_under_ddp()
         super().__init__(
             model=model,
             args=args,
@@ -323,8 +325,8 @@ def shards_the_model(recipe: Recipe) -> bool:
 
 
 def compiles_parts(recipe: Recipe) -> bool:
-    """Whether a model is compiled in parts, as several devices need it, and not as a whole."""
-    return recipe.training.compile and number_of_ranks() > 1
+    """Whether a model is compiled in parts, as FSDP2 needs it, and not as a whole."""
+    return recipe.training.compile and shards_the_model(recipe)
 
 
 def _check_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
