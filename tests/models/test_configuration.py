@@ -79,6 +79,14 @@ def test_a_misspelt_argument_does_not_quietly_give_the_plain_model(arguments, me
         DepthRoutedConfig(decoder=decoder(), **arguments)
 
 
+def test_a_misspelt_field_of_the_decoder_is_refused_and_one_of_another_version_is_not():
+    values = decoder().to_dict()
+    with pytest.raises(ValueError, match="decoder: unknown field 'hidden_sise'; did you mean 'hidden_size'"):
+        DepthRoutedConfig(decoder={**values, "hidden_sise": 64})
+    kept = DepthRoutedConfig(decoder={**values, "rope_theta_of_another_version": 1.0})
+    assert kept.decoder.rope_theta_of_another_version == 1.0
+
+
 def test_an_unexpected_module_is_refused():
     layer = nn.Module()
     layer.self_attn = layer.mlp = layer.input_layernorm = layer.post_attention_layernorm = nn.Identity()

@@ -162,6 +162,11 @@ def test_a_wrong_study_is_one_clear_error(changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_recipe_is_no_study():
+    with pytest.raises(ValueError, match=r"100m\.yaml is a recipe .* `depthroute train` runs it"):
+        load_study("paper/100m")
+
+
 def test_missing_files_are_named():
     with pytest.raises(FileNotFoundError, match="studies/mian"):
         load_study("studies/mian")

@@ -87,6 +87,11 @@ def test_an_unknown_key_names_the_nearest_right_one_with_its_path():
     assert "known here: name, seed, model" in refusal("zzz=1")
 
 
+def test_a_study_is_no_recipe():
+    with pytest.raises(ValueError, match=r"quickstart\.yaml is a study .* `depthroute study` runs it"):
+        load_recipe("quickstart")
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

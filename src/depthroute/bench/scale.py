@@ -5,9 +5,9 @@
 First one rank trains alone while the others wait, then all of them together from the same weights: `ddp` with copies,
 `fsdp2` with shards. Both train on the same batches of --loss-steps steps (one GPU accumulates what the others would
 have done), and then with one microbatch for each GPU against the clock. The scaling efficiency is the speed of all
-divided by the number of GPUs times the speed of one. In both the model is compiled as `depthroute train` compiles it on
-several GPUs, as a whole for `ddp` and in parts for `fsdp2`, with the weights in fp32 under bf16 autocast. `host_s` is how long the host took to hand out a
-step: where it is as long as the step, the GPU waits for the host.
+divided by the number of GPUs times the speed of one. Both have the weights in fp32 under bf16 autocast and are compiled
+as `depthroute train` does it on several GPUs, as a whole for `ddp` and in parts for `fsdp2`. `host_s` is how long the
+host took to hand out a step: where it is as long as the step, the GPU waits for the host.
 
 A model that one GPU cannot hold (--sharded) is made in shards, and only the second part is run.
 """

@@ -103,4 +103,8 @@ def _decoder_config(decoder: Any) -> PreTrainedConfig:
     if isinstance(decoder, PreTrainedConfig):
         return decoder
     values = {key: value for key, value in decoder.items() if key != "model_type"}
+    known = AutoConfig.for_model(model_type).to_dict()
+    for key in values.keys() - known.keys():  # not refused as such: the files of checkpoints have fields of all ages
+        if difflib.get_close_matches(key, known, n=1, cutoff=0.9):
+            raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
     return AutoConfig.for_model(model_type, **values)

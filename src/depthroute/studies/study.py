@@ -90,6 +90,8 @@ def load_study(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     else:
         path = find_recipe(source)
         values, folder = strict_yaml.read_mapping(path), path.resolve().parent
+        if not {"arms", "recipe"} & values.keys() and values.keys() & Recipe.model_fields.keys() - {"name"}:
+            raise ValueError(f"{path} is a recipe of one run, not a study of several: `depthroute train` runs it")
     try:
         study = Study.model_validate(values)
     except ValidationError as error:

@@ -253,6 +253,8 @@ def _with_bases(source: str | Path | Mapping[str, Any], above: tuple[Path, ...] 
         if path in above:
             raise ValueError(f"base: {' -> '.join(map(str, (*above, path)))} is a circle")
         values, above = strict_yaml.read_mapping(path), (*above, path)
+        if "arms" in values:
+            raise ValueError(f"{path} is a study of several runs, not a recipe of one: `depthroute study` runs it")
     base = values.pop("base", None)
     if base is None:
         return values

@@ -339,7 +339,8 @@ def backward(
             partial_grad, normaliser_grad, weight_parts, m, T, steps,
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
         )  # fmt: skip
-        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), tile.unroll)
+        unroll = min(tile.unroll, len(arguments[0]))
+        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), unroll)
         launch(merge_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
         weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)
         norm_grad = grad.new_empty(0) if norm_weight is None else norm_grad
