@@ -37,7 +37,14 @@ def test_a_model_that_is_never_whole_is_compiled_ahead_of_its_first_step(tmp_pat
     found = measured(tmp_path / "out.json", options, "--loss-steps 2", ranks=1)
     assert "one" not in found
     assert found["all"]["losses"][0] == pytest.approx(4.16, abs=0.1)  # log 64: its weights are those of a fresh model
-    assert found["all"]["graphs"] == found["graphs_ahead"] == 3  # attention, MLP and the loss
+    assert found["all"]["graphs"] == found["graphs_ahead"] == 3  # two layers and the loss
+
+
+def test_parts_of_many_sources_are_the_same_graphs_in_all_layers(tmp_path):
+    options = "--scheme mhar --strategy fsdp2 --checkpointing --backend aot_eager --loss-steps 2"
+    deeper = f"--overrides {SHAPE.replace('num_hidden_layers=2', 'num_hidden_layers=3')} num_key_value_heads=4"
+    found = measured(tmp_path / "out.json", options, deeper, ranks=1)
+    assert found["one"]["graphs"] == found["graphs_ahead"] == 3  # attention, MLP and the loss
 
 
 def test_layers_with_one_stream_are_compiled_whole(tmp_path):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from depthroute.residual.delta_mhar import DeltaMhar
 from depthroute.residual.mhar import Mhar
 
 
@@ -30,11 +29,12 @@ def compile_parts(model: Any, **options: Any) -> None:
     """Compile parts of a causal model by themselves, in place; `options` are those of `torch.compile`.
 
     FSDP2 gathers weights between the layers, so there can be no graph of the whole model. The parts are each decoder
-    layer and the loss. In a scheme that reads many sources by kernels of its own they are attention and MLP, which are
-    the same graphs in all layers: the sources then go from read to read, past every graph, instead of through all of
-    them. Checkpointing and the hooks of FSDP2 stay outside of the graphs.
+    layer and the loss. For `mhar` and `block_mhar` they are attention and MLP, which are the same graphs in all layers:
+    the many sources then go from read to read, past every graph, instead of through all of them. (`delta_mhar` has few,
+    and a norm and additions at every site, which a graph of the layer joins.) Checkpointing and the hooks of FSDP2 stay
+    outside of the graphs.
     """
-    routed = isinstance(model.model.residual, (Mhar, DeltaMhar))
+    routed = isinstance(model.model.residual, Mhar)
     for layer in model.model.layers:
         if routed:
             for part in (layer.self_attn, layer.mlp):

@@ -4,12 +4,13 @@ A program reads one token and head after another: values v [sources, channels], 
 products forward, v w and v^T p, four backward; sites are the narrow side of each, 8 with 16-bit operands, so nothing is
 padded. Channels are cut into chunks, a warp for each, and the products are batched over them; only logits cross warps.
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
-and N more read where sums so far come in. Bound by memory: at 64 sources and 8 sites about 36 operations a byte.
+and N more read where sums so far come in: at 64 sources and 8 sites about 36 operations a byte, so memory is the bound.
+What keeps the kernels from it is in docs/operator.md.
 
 16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more.
 
-An exact backward makes <d partial, partial> of the sources: where they are one step of the loop, in that step; where
-they are more, in a pass of its own before it, which reads the sources once more.
+An exact backward makes <d partial, partial> of the sources: where they are few, as it reads them; where they are more
+than a program holds at once, in a pass before that, which reads them once more.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,16 @@ def _load(table, N, at_rstd, n, live, row, stat, k_a, k_b, K: tl.constexpr, dtyp
 
 
 @triton.jit
+def _rows_of(
+    table, N, at_rstd, first, some, token, T, head, k_a, k_b,
+    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """`_load` of the rows from `first` on of a token."""
+    row, stat = token * (H * K) + head * K, token * H + head
+    return _load(table, N, at_rstd, first + some, token < T, row, stat, k_a, k_b, K, dtype, BB)
+
+
+@triton.jit
 def _split(x, dtype: tl.constexpr):
     """x in fp32 as a high and a low part of a narrower type."""
     high = x.to(dtype)
@@ -79,6 +90,8 @@ def inter_forward_kernel(
     if BB > 0:
         w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
 
+    # The next rows are on their way meanwhile: of this token, or the first ones of the token after it.
+    next_a, next_b, next_r = _rows_of(table, N, N, 0, some, block * steps, T, head, k_a, k_b, dtype, H, K, BB)
     for step in range(steps):
         token = block * steps + opaque(step)
         row = token * (H * K) + head * K
@@ -89,11 +102,13 @@ def inter_forward_kernel(
         rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
         acc_a = tl.zeros((C, BA, BS), tl.float32)
         acc_b = tl.zeros((C, BB, BS), tl.float32) if BB > 0 else acc_a
-        next_a, next_b, next_r = _load(table, N, N, some, live, row, stat, k_a, k_b, K, dtype, BB)
         for first in range(0, N, BN):
             there = (first + some < N) & live
             v_a, v_b, r = next_a, next_b, next_r  # [C, BN, BA], [C, BN, BB], [BN]
-            next_a, next_b, next_r = _load(table, N, N, first + BN + some, live, row, stat, k_a, k_b, K, dtype, BB)
+            last = first + BN >= N
+            next_a, next_b, next_r = _rows_of(
+                table, N, N, tl.where(last, 0, first + BN), some, token + last, T, head, k_a, k_b, dtype, H, K, BB
+            )
             raw = _product(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
             if BB > 0:
                 raw = _product(v_b, w_b, low_b, raw, SPLIT)
@@ -114,10 +129,11 @@ def inter_forward_kernel(
         lse = _pointers(table + 2 * N + S, site, written, tl.float32)
         tl.store(lse + stat, top + tl.log(total), mask=written)
         partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
-        mix_a = tl.trans(acc_a / rounded[None, None, :], (0, 2, 1)).to(dtype)
+        whole = 1 / rounded
+        mix_a = tl.trans(acc_a * whole[None, None, :], (0, 2, 1)).to(dtype)
         tl.store(partial + (row + k_a)[:, None, :], mix_a, mask=written[None, :, None] & (k_a < K)[:, None, :])
         if BB > 0:
-            mix_b = tl.trans(acc_b / rounded[None, None, :], (0, 2, 1)).to(dtype)
+            mix_b = tl.trans(acc_b * whole[None, None, :], (0, 2, 1)).to(dtype)
             tl.store(partial + (row + k_b)[:, None, :], mix_b, mask=written[None, :, None] & (k_b < K)[:, None, :])
 
 
@@ -158,16 +174,69 @@ def _products(
     return raw, p, tl.sum(dp, 0)
 
 
+@triton.jit
+def _backward_rows(
+    first, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b, pairs_a, pairs_b,
+    z, dz, dw_a, dw_b, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the rows from `first` on of one token and head, stored; returns the weights', with theirs added."""
+    SPLIT: tl.constexpr = dtype != tl.float32
+    n = first + some
+    there = (n < N) & live
+    v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
+    if SUMS:
+        sums, summed = _sums(table, N, 0, N, n, there, dtype)
+        r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
+        r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
+        sums, summed = sums[None, :, None], summed[None, :, None]
+        d_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
+        if BB > 0:
+            d_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
+    else:
+        d_a = tl.zeros((C, BN, BA), tl.float32)
+        if BB > 0:
+            d_b = tl.zeros((C, BN, BB), tl.float32)
+    raw, p, dp = _products(v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT, BN, BS, C, BB)
+    if EXACT and ONE:
+        dp -= tl.sum(p * dp, 0)[None, :]
+    dl = p * (dp + dz[None, :])
+    u = dl * r[:, None]
+
+    dr = tl.sum(dl * raw, 1)
+    if SUMS:
+        dr += r_sum
+    tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
+
+    u_high, u_low = _split(u, dtype)
+    u_high = tl.broadcast_to(u_high[None, :, :], (C, BN, BS))
+    u_low = tl.broadcast_to(u_low[None, :, :], (C, BN, BS))
+    TWICE: tl.constexpr = SPLIT and EXACT
+    dw_a = _product(tl.trans(v_a, (0, 2, 1)), u_high, u_low, dw_a, TWICE)
+    pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
+    pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
+    target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
+    d_a = tl.dot(pu, pairs_a, d_a.to(tl.float32), input_precision="ieee")
+    tl.store(target + (row + k_a)[:, None, :], d_a.to(dtype), mask=there[None, :, None] & (k_a < K)[:, None, :])
+    if BB > 0:
+        dw_b = _product(tl.trans(v_b, (0, 2, 1)), u_high, u_low, dw_b, TWICE)
+        d_b = tl.dot(pu, pairs_b, d_b.to(tl.float32), input_precision="ieee")
+        inside_d = there[None, :, None] & (k_b < K)[:, None, :]
+        tl.store(target + (row + k_b)[:, None, :], d_b.to(dtype), mask=inside_d)
+    return dw_a, dw_b
+
+
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def inter_backward_kernel(
     table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr,
+    ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
     # upstream gradients, those of the log-sum-exps, the log-sum-exps. No sum so far: the source itself in its place;
     # none at all: not SUMS.
-    # EXACT: 0, the gradients of the log-sum-exps are those of the normalisers; 1, they are not, and N <= BN; 2, N > BN.
+    # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN, so that a token is
+    # one stretch of code, in which all its rows are on their way at once.
     SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
@@ -186,7 +255,8 @@ def inter_backward_kernel(
     else:
         w_b, low_b = w_a, low_a
 
-    for step in range(steps):
+    # In one stage: several, through shared memory, would leave room for half as many programs.
+    for step in tl.range(0, steps, num_stages=1):
         token = block * steps + opaque(step)
         row = token * (H * K) + head * K
         stat = token * H + head
@@ -200,10 +270,10 @@ def inter_backward_kernel(
             g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside_g, other=0.0)
             pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
         else:
-            g_b = g_a
+            g_b, pairs_b = g_a, pairs_a
         dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
-        if EXACT == 2:
+        if EXACT and not ONE:
             for first in range(0, N, BN):
                 n = first + some
                 v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
@@ -211,47 +281,17 @@ def inter_backward_kernel(
                     v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, (n < N) & live, SPLIT, BN, BS, C, BB
                 )
                 dz -= tl.sum(p * dp, 0)
-        for first in range(0, N, BN):
-            n = first + some
-            there = (n < N) & live
-            v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
-            if SUMS:
-                sums, summed = _sums(table, N, 0, N, n, there, dtype)
-                sums, summed = sums[None, :, None], summed[None, :, None]
-                d_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
-                if BB > 0:
-                    d_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
-            else:
-                d_a = tl.zeros((C, BN, BA), tl.float32)
-                if BB > 0:
-                    d_b = tl.zeros((C, BN, BB), tl.float32)
-            raw, p, dp = _products(v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT, BN, BS, C, BB)
-            if EXACT == 1:
-                dp -= tl.sum(p * dp, 0)[None, :]
-            dl = p * (dp + dz[None, :])
-            u = dl * r[:, None]
-
-            dr = tl.sum(dl * raw, 1)
-            if SUMS:
-                r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
-                dr += tl.load(r_sums + stat, mask=r_summed, other=0.0)
-            tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
-
-            u_high, u_low = _split(u, dtype)
-            u_high = tl.broadcast_to(u_high[None, :, :], (C, BN, BS))
-            u_low = tl.broadcast_to(u_low[None, :, :], (C, BN, BS))
-            TWICE: tl.constexpr = SPLIT and EXACT > 0
-            dw_a = _product(tl.trans(v_a, (0, 2, 1)), u_high, u_low, dw_a, TWICE)
-            pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
-            pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
-            target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
-            d_a = tl.dot(pu, pairs_a, d_a.to(tl.float32), input_precision="ieee")
-            tl.store(target + (row + k_a)[:, None, :], d_a.to(dtype), mask=there[None, :, None] & (k_a < K)[:, None, :])
-            if BB > 0:
-                dw_b = _product(tl.trans(v_b, (0, 2, 1)), u_high, u_low, dw_b, TWICE)
-                d_b = tl.dot(pu, pairs_b, d_b.to(tl.float32), input_precision="ieee")
-                inside_d = there[None, :, None] & (k_b < K)[:, None, :]
-                tl.store(target + (row + k_b)[:, None, :], d_b.to(dtype), mask=inside_d)
+        if ONE:
+            dw_a, dw_b = _backward_rows(
+                0, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b,
+                pairs_a, pairs_b, z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+            )  # fmt: skip
+        else:
+            for first in range(0, N, BN):
+                dw_a, dw_b = _backward_rows(
+                    first, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b,
+                    pairs_a, pairs_b, z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+                )  # fmt: skip
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
     asked = (site < S)[None, :, None]
     tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=asked & (k_a < K)[:, None, :])
@@ -313,9 +353,8 @@ def backward(
             [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *sites[1], *sites[2]]
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
-        passes = 0 if not exact else 1 if len(rows) <= tile.sources else 2
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
-        constants = (_TYPES[like.dtype], passes, summed, *tile.block(num_heads, D))
+        constants = (_TYPES[like.dtype], exact, summed, len(rows) <= tile.sources, *tile.block(num_heads, D))
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
         return source_grads, rstd_grads, sum_parts(weight_parts)[0]
 
