@@ -42,7 +42,7 @@ def main():
     text = f"""# The 100M shape for 200 steps on one H200
 
 Does the 100M preset train on real files, how fast, and in how much memory: the plain Transformer and full multi-head
-attention residuals (`mhar`, H = 4 KV heads, one fused kernel for each read and direction).
+attention residuals (`mhar`, H = 4 KV heads).
 
 {chr(10).join(table)}
 
@@ -52,12 +52,11 @@ loss at step {steps[-1]}. The unigram entropy of the held-out text is {additive[
 One step is {additive["tokens"] // additive["steps"]:,} tokens (16 x 2048), bf16 autocast over fp32 weights,
 `torch.compile`, fused AdamW, the Qwen3 tokenizer (151,936 words), {additive["tokens"] / 1e6:.2f} M tokens of textbooks
 (each used once), {base[steps[-1]]["num_tokens"]:,} held-out tokens of other documents. Tokens/s are of training alone,
-without evaluation and saving: the median over {len(plain)} readings of 10 steps, after the first. The arms ran one
-after the other, alone on the card; the compiler's caches were empty before the first arm, and `mhar` came second, so
-its time to first step had what the two share in cache.
+without evaluation and saving: the median over {len(plain)} readings of 10 steps, after the first. The arms ran at
+the same time, each alone on one of two cards of the same host, and with empty caches of its own.
 
 What this does not show: which is better. It is one seed, 200 steps and a held-out set of
-{base[steps[-1]]["num_tokens"]:,} tokens. The routing is the single-read kernel, each read on its own.
+{base[steps[-1]]["num_tokens"]:,} tokens.
 
 ## How
 
@@ -66,10 +65,8 @@ What this does not show: which is better. It is one seed, 200 steps and a held-o
     depthroute train {HERE.parent.name}/{HERE.name}/mhar.yaml --out runs/mhar
     python {HERE.parent.name}/{HERE.name}/write_readme.py
 
-Commit {environment["commit"][:12]} with uncommitted changes to files that these runs do not use (the two-phase kernels
-and the conversion of GGUF files); {", ".join(environment["devices"])}, Python {environment["python"]}, torch
+Commit {environment["commit"][:12]}; {", ".join(environment["devices"])}, Python {environment["python"]}, torch
 {packages["torch"]} (CUDA {environment["cuda"]}), Triton {packages["triton"]}, transformers {packages["transformers"]}.
-The machine had no git: the commit was written into environment.json afterwards, and paths there were made relative.
 """
     (HERE / "README.md").write_text(text)
 

@@ -1,6 +1,6 @@
 """Trains on one GPU and on all GPUs of this host, and writes what was measured to OUT/results.json.
 
-    PYTHONPATH=src python records/2026-11-29_two-gpus/run.py OUT
+    PYTHONPATH=src python records/2026-11-30_two-gpus/run.py OUT
 
 About five minutes on two H200s; no data, no tokenizer. Each part is a group of processes as torchrun starts them, one
 for each GPU: `350m` with DDP and `1b` with FSDP2, each plain (`additive`) and routed (`mhar`), on one GPU and on all;

@@ -16,7 +16,8 @@ TEXT = """\
 
 {gpus} x {device} of one host, joined by NVLink (an all-reduce moves {bus:.0f} GB/s through each); torch {torch},
 transformers {transformers}, commit {commit}.
-fp32 weights under bf16 autocast, compiled in parts, random tokens, vocabulary 151936 (8B: 128256). Made by
+fp32 weights under bf16 autocast, random tokens, vocabulary 151936 (8B: 128256), compiled as a whole for DDP and in
+parts for FSDP2. Made by
 
     PYTHONPATH=src python {command}
 
