@@ -215,6 +215,15 @@ def test_training_by_ddp_is_that_of_one_process(finished, corpus, tmp_path, micr
         assert sum(device["tokens_per_second"] for device in devices) == pytest.approx(speed, rel=0.5)
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_a_checkpoint_between_two_log_lines_is_one_for_every_rank(corpus, tmp_path, sharding):
+    recipe = small_recipe(corpus, "training.log_every=5", f"training.sharding={sharding}")
+    as_ranks(lambda _: train(recipe, tmp_path / "two"))
+    train(small_recipe(corpus, "training.log_every=5"), tmp_path / "one")
+    assert {(4,), (8,), (12,)} <= set(metrics(tmp_path / "two", "train", "step"))
+    assert_close(tmp_path / "two", tmp_path / "one", tolerance=2e-6)
+
+
 def shards_are_there(trainer: Any) -> None:
     """Accelerate runs DDP on the CPU, whatever it was asked for, unless we see to it."""
     assert trainer.accelerator.is_fsdp2

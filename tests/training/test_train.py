@@ -127,6 +127,12 @@ def test_a_folder_with_another_recipe_is_refused_by_the_keys_that_differ(finishe
         train(small_recipe(corpus, "seed=1", "optimizer.beta1=0.8"), finished)
 
 
+def test_a_start_that_failed_does_not_take_the_folder(corpus, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        train(small_recipe(corpus, "data.train=nothing.txt"), tmp_path / "run")
+    assert train(small_recipe(corpus, "training.steps=4"), tmp_path / "run")["steps"] == 4
+
+
 def test_a_run_without_its_recipe_is_refused(tmp_path, corpus):
     (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"without its recipe\.yaml"):

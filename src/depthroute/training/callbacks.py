@@ -19,6 +19,17 @@ from depthroute.training.meter import Meter, synchronize
 HELD_OUT = "held_out.jsonl"
 
 
+class LogBeforeSave(TrainerCallback):
+    """A log line at every step that is saved, so that no mean loss spans a resume.
+
+    A run that was killed then logs the same numbers as one that was not. For every rank: all take part in a log line.
+    """
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_save:
+            control.should_log = True
+
+
 class MetricsWriter(TrainerCallback):
     """Appends a line to metrics.jsonl for each log and each evaluation, and one to held_out.jsonl beside it.
 
@@ -51,9 +62,6 @@ class MetricsWriter(TrainerCallback):
         if self.seconds_to_first_step is None:
             synchronize()
             self.seconds_to_first_step = time.perf_counter() - self.started
-        if control.should_save:
-            # So that no mean loss spans a resume: a run that was killed logs the same numbers as one that was not.
-            control.should_log = True
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any

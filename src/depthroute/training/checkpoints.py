@@ -72,6 +72,12 @@ def checkpoints(out: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def has_begun(out: Path) -> bool:
+    """Whether the run in `out` has got anywhere: a checkpoint, a line of metrics, a summary."""
+    files = (out / name for name in ("metrics.jsonl", "summary.json"))
+    return bool(checkpoints(out)) or any(file.is_file() and file.stat().st_size for file in files)
+
+
 def step_of(folder: Path) -> int:
     """The step after which a checkpoint was made."""
     match = _FOLDER.fullmatch(folder.name)

@@ -22,9 +22,9 @@ from depthroute.models.card import CARD
 from depthroute.models.saved import load_saved
 from depthroute.probing.read_weights import mean_read_weights
 from depthroute.training import strict_yaml
-from depthroute.training.callbacks import MetricsWriter, ProgressLine, read_metrics
+from depthroute.training.callbacks import LogBeforeSave, MetricsWriter, ProgressLine, read_metrics
 from depthroute.training.card import training_card
-from depthroute.training.checkpoints import checkpoints, last_complete, rotate
+from depthroute.training.checkpoints import has_begun, last_complete, rotate
 from depthroute.training.environment import describe_environment
 from depthroute.training.hf_trainer import RecipeTrainer, shards_the_model, training_arguments
 from depthroute.training.meter import Meter
@@ -80,7 +80,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     use_cache = model.config.use_cache
     meter = Meter(arguments.world_size)
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
-    callbacks: list[MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
+    shown: list[MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
     trainer = RecipeTrainer(
         recipe,
         model=model,
@@ -88,14 +88,14 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         train_dataset=EpochOrder(splits.train, recipe.seed, recipe.training.steps * recipe.training.batch_size),
         eval_dataset=splits.validation,
         meter=meter,
-        callbacks=callbacks,
+        callbacks=[LogBeforeSave(), *shown],
     )
     checkpoint = last_complete(out)
     arguments.eval_on_start = recipe.training.evaluate_first and checkpoint is None
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
-        for callback in callbacks:
+        for callback in shown:
             callback.close()
 
     model.config.use_cache = use_cache  # Trainer switches it off
@@ -130,12 +130,14 @@ def _build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedFor
 
 
 def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
+    if not has_begun(out):  # a start that failed has nothing to lose
+        return
     file = out / "recipe.yaml"
     if file.is_file():
         differ = differing_keys(make_recipe(strict_yaml.read_mapping(file)), recipe)
         if differ:
             raise ValueError(f"out: {out} holds a run of another recipe ({', '.join(differ)}); wanted another folder")
-    elif checkpoints(out) or (out / "summary.json").is_file():
+    else:
         raise ValueError(f"out: {out} holds a run without its recipe.yaml; wanted another folder")
 
 
