@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from depthroute.files import write_text
@@ -51,7 +52,7 @@ Differences are paired by seed: mean ± standard error; p of a two-sided paired 
 arms. "At the last step": of `additive` the loss, of the others the paired difference. Tokens/s: median over the log
 lines, evaluation and saving left out; one run trained on the card at a time, while the next one compiled on the host.
 \\* no fused kernels: the speed of compiled PyTorch. Memory: the most that the allocator held while training.
-
+{speeds}
 ## Between the arms
 
 {pairs}
@@ -141,6 +142,7 @@ def main(place: Path) -> None:
         statement="\n".join(f"- {sentence}" for sentence in statement(group, comparison, readings)),
         arms=markdown.arms_table(group, comparison),
         tail=count(comparison.tail_evaluations),
+        speeds=speeds_by_commit(group),
         pairs=markdown.pairs_table(group, PAIRS),
         readings=markdown.readings_table(readings, group.arms),
         curves=markdown.curve_table(group, shown(steps)),
@@ -154,6 +156,31 @@ def main(place: Path) -> None:
         environment=environments(folder),
     )
     write_text(place / "README.md", text)
+
+
+def speeds_by_commit(group: Group) -> str:
+    """Tokens/s of the arms at each commit, where the runs are of several."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in group.runs:
+        speed = run.number("tokens_per_second") if run.finished else None
+        if speed is not None and run.environment:
+            found.setdefault(str(run.environment["commit"]), {}).setdefault(run.arm, []).append(speed)
+    if len(found) < 2:
+        return ""
+    lines = [
+        "",
+        "The runs are of several commits, and between them attention got rid of a mask ([log](../../docs/log.md)), so",
+        "the column above mixes two speeds. By commit:",
+        "",
+        "| commit | arm | seeds | tokens/s | of additive |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for commit, arms in found.items():
+        baseline = median(arms["additive"]) if "additive" in arms else None
+        for arm, speeds in arms.items():
+            ratio = f"{median(speeds) / baseline:.3f}x" if baseline else ""
+            lines.append(f"| {commit[:7]} | `{arm}` | {len(speeds)} | {median(speeds):,.0f} | {ratio} |")
+    return "\n".join([*lines, ""])
 
 
 def tokens_per_step(recipe: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""Make README.md of results.json: python write_readme.py"""
+"""Make README.md of results.json, and of results-again.json where parts were measured again: python write_readme.py"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ parts for FSDP2. Made by
 
     PYTHONPATH=src python {command}
 
-in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.
+in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.{again}
 
 ## One GPU and two, the same microbatch for each
 
@@ -43,6 +43,10 @@ the largest difference is given.
 
 {conclusions}
 """
+
+
+AGAIN = """
+{names} are from a second call (results-again.json), since tests ran on the same cards during the first."""
 
 
 def row(*cells: str) -> str:
@@ -114,7 +118,7 @@ def conclusions(parts: dict[str, dict[str, Any]]) -> list[str]:
             f"8B in shards: with routing {ratio:.3f}x of the speed without it (aim {LEAST_8B}: "
             f"{reached(ratio >= LEAST_8B)}), {gib(routed['peak_memory'])} against {gib(plain['peak_memory'])}."
         )
-    return found + host_bound(parts) + not_measured(parts)
+    return found + host_bound(parts) + unsteady(parts) + not_measured(parts)
 
 
 def host_bound(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -129,6 +133,18 @@ def host_bound(parts: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"The host hands out a step hardly faster than the GPU does it, so it may be what limits: {', '.join(slow)}."
     ]
+
+
+def unsteady(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """Measurements whose rounds differ by more than a tenth."""
+    found = []
+    for name, part in parts.items():
+        for which, gpus in (("one", "one GPU"), ("all", "all")):
+            times = part.get(which, {}).get("step_s", [])
+            if times and max(times) > 1.1 * min(times):
+                shown = ", ".join(f"{1e3 * time:.0f}" for time in times)
+                found.append(f"The rounds of {name} on {gpus} differ widely: {shown} ms a step.")
+    return found
 
 
 def not_measured(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -147,6 +163,10 @@ def not_measured(parts: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> None:
     found = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
     parts, environment = found["parts"], found["environment"]
+    second = HERE / "results-again.json"
+    again = json.loads(second.read_text(encoding="utf-8"))["parts"] if second.is_file() else {}
+    compile_s = max(part.get("compile_s", 0.0) for part in parts.values())
+    parts |= again
     measured = [part["one"] for part in parts.values() if "one" in part]
     text = TEXT.format(
         gpus=found["gpus"],
@@ -156,7 +176,8 @@ def main() -> None:
         commit=environment["commit"],
         command=" ".join([f"records/{HERE.name}/run.py", "OUT", *environment["command"][2:]]),
         seconds=found["seconds"],
-        compile=max(part.get("compile_s", 0.0) for part in parts.values()),
+        compile=compile_s,
+        again=AGAIN.format(names=" and ".join(again)) if again else "",
         bus=median(part["bus_gb_per_s"] for part in parts.values() if part.get("bus_gb_per_s")),
         pairs="\n".join(pair(name, part) for name, part in parts.items() if not name.startswith("8b")),
         sharded="\n".join(shards(name, part) for name, part in parts.items() if name.startswith("8b")),
