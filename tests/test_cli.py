@@ -85,19 +85,63 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(mistake, run, recipe, tmp_pat
         (["convert", "./no-such-folder", "out"], "no-such-folder"),
         (["bench", "rout", "--out", "x"], "unknown benchmark 'rout'; did you mean 'route'"),
         (["probe", "./no-such-folder"], "no-such-folder"),
+        (["bench", "train", "--out", "recipe.yaml"], "--out is recipe.yaml, but recipe.yaml is a file"),
+        (["bench", "scale", "--out", "."], "--out is ., which is a folder; wanted a file"),
+        (["quickstart", "--out", "recipe.yaml"], "--out is recipe.yaml, but recipe.yaml is a file"),
+        (["study", "quickstart", "--out", "recipe.yaml/a"], "--out is recipe.yaml/a, but recipe.yaml is a file"),
+        (["train", "recipe.yaml", "--out", "recipe.yaml"], "--out is recipe.yaml, but recipe.yaml is a file"),
     ],
 )
-def test_what_is_not_there_is_named(arguments, wanted, run):
+def test_what_is_not_there_or_in_the_way_is_named(arguments, wanted, run, recipe):
     code, _, err = run(*arguments)
     assert code != 0
     assert err.strip().splitlines()[-1].startswith("depthroute: error: ")
     assert wanted in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["main", "--dry-run"], "no study 'main'; did you mean 'studies/main'?"),
+        (["quickstart", "--dry-run", "--only", "mhar-h9"], "only: 'mhar-h9' is not an arm of the study"),
+        (["quickstart", "--dry-run", "--workers", 0], "workers: got 0, wants at least 1"),
+        (["quickstart", "--dry-run", "--reuse", "nothing"], "reuse: nothing is not a study folder"),
+        (["quickstart", "--rate", 1000], "rate: got 1000, but only a dry run takes a speed"),
+    ],
+)
+def test_what_a_study_refuses_a_dry_run_refuses_too(arguments, wanted, run, tmp_path):
+    code, out, err = run("study", *arguments)
+    assert (code, out) == (1, "")
+    assert f"depthroute: error: {wanted}" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_shows_the_chosen_arms(run):
+    code, out, err = run("study", "quickstart", "--dry-run", "--only", "hyper_connections-static")
+    assert code == 0, err
+    assert "quickstart: 2 runs" in out
+    assert "│ hyper_connections-static │" in out
+    assert "additive " not in out.partition("In all")[0]
+
+
 def test_help_names_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
     assert all(name in out for name in ("quickstart", "train", "study", "convert", "probe", "report", "generate"))
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--help"], ["bench", "-h"]])
+def test_bench_alone_says_what_it_measures(arguments, run):
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert all(f"\n  {name} " in out for name in cli.BENCHES)
+
+
+@pytest.mark.parametrize("name", cli.BENCHES)
+def test_every_benchmark_has_a_help_of_its_own(name, run):
+    code, out, _ = run("bench", name, "--help")
+    assert code == 0
+    assert f"depthroute bench {name}" in out
 
 
 def test_train_generate_and_report_work_together(run, recipe, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from depthroute.files import write_json, write_text
+from depthroute.files import new_file, new_folder, write_json, write_text
 
 
 def test_files_are_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -16,3 +16,17 @@ def test_files_are_replaced_as_a_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_text(path, "half")
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1}
+
+
+def test_a_place_for_results_is_no_file_and_lies_in_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert new_folder(tmp_path, "out") == tmp_path
+    assert new_folder(tmp_path / "a" / "b", "out") == tmp_path / "a" / "b"
+    assert new_file(tmp_path / "file", "out") == tmp_path / "file"
+    for path in (tmp_path / "file", tmp_path / "file" / "a"):
+        with pytest.raises(ValueError, match=r"^out is .*, but .*/file is a file; wanted a folder"):
+            new_folder(path, "out")
+    with pytest.raises(ValueError, match=r"^out is .*, which is a folder; wanted a file"):
+        new_file(tmp_path, "out")
+    with pytest.raises(ValueError, match="/file is a file"):
+        new_file(tmp_path / "file" / "a.json", "out")

@@ -2,15 +2,20 @@
 
 import importlib
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from depthroute.errors import nearest
+from depthroute.errors import in_one_line, nearest
+from depthroute.files import new_folder
 
-BENCHES = ("route", "train", "decode", "scale")
+BENCHES = {
+    "route": "All depth reads of one microbatch, beside plain PyTorch and other packages.",
+    "train": "Whole training steps of several schemes side by side.",
+    "decode": "Generation: milliseconds a token, and of the prompt before it.",
+    "scale": "Training steps on one GPU and on all of them, started by torchrun.",
+}
 
 app = typer.Typer(
     name="depthroute",
@@ -27,7 +32,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/quickstart"),
 ) -> None:
     """Train four residual schemes on a small embedded corpus, compare them, write a report, generate text."""
-    load("studies.quickstart", extra="train,report").run_quickstart(out)
+    load("studies.quickstart", extra="train,report").run_quickstart(new_folder(out, "--out"))
 
 
 @app.command()
@@ -39,7 +44,7 @@ def train(
     """Train one model. Run it again to go on where it stopped."""
     training = load("training", extra="train")
     resolved = training.load_recipe(recipe, overrides or ())
-    folder = out or Path("runs") / resolved.name
+    folder = new_folder(out or Path("runs") / resolved.name, "--out")
     summary = training.train(resolved, folder)
     if os.environ.get("RANK", "0") == "0":  # of those that torchrun may have started
         typer.echo(
@@ -49,7 +54,7 @@ def train(
 
 @app.command()
 def study(
-    path: Annotated[str, typer.Argument(help="A study file.")],
+    path: Annotated[str, typer.Argument(help="A study file, or the name of a shipped one.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; runs/NAME by default.")] = None,
     workers: Annotated[int | None, typer.Option(help="Runs at a time; one on each GPU by default.")] = None,
@@ -61,9 +66,12 @@ def study(
     """Run a grid of paired runs. Run it again to finish what is unfinished."""
     studies = load("studies", extra="train,report")
     if dry_run:
-        typer.echo(studies.plan(path, rate, overrides=overrides or ()))
+        checked = {"only": only or (), "workers": workers, "reuse": reuse or (), "out": out}
+        typer.echo(studies.plan(path, rate, overrides or (), **checked))
         return
-    folder = out or Path("runs") / studies.load_study(path, overrides or ()).name
+    if rate is not None:
+        raise ValueError(f"rate: got {rate:g}, but only a dry run takes a speed; add --dry-run")
+    folder = new_folder(out or Path("runs") / studies.load_study(path, overrides or ()).name, "--out")
     result = studies.run_study(path, folder, workers, overrides=overrides or (), only=only or (), reuse=reuse or ())
     if result.failed:
         raise RuntimeError(f"{len(result.failed)} runs failed; their reasons are in {folder / 'results.csv'}")
@@ -76,7 +84,7 @@ def convert(
     scheme: Annotated[str, typer.Option(help="Residual scheme.")] = "delta_mhar",
     num_heads: Annotated[str | None, typer.Option(help="Route heads: a number, or kv.")] = None,
     block_layers: Annotated[int | None, typer.Option(help="Layers in a block, where the scheme has blocks.")] = None,
-    read_scale: Annotated[str | None, typer.Option(help="mean or sum (sum starts as the original).")] = None,
+    read_scale: Annotated[str | None, typer.Option(help="sum, which starts as the original, or mean.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the source's by default.")] = None,
     check: Annotated[bool, typer.Option(help="Run both models on text and write down how far they are apart.")] = True,
 ) -> None:
@@ -151,12 +159,25 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="route, train, decode or scale; add --help for its options.")],
+    what: Annotated[str | None, typer.Argument(help="route, train, decode or scale.")] = None,
 ) -> None:
     """Measure all reads of a microbatch (route), training steps (train), generation (decode), several GPUs (scale)."""
+    if what in (None, "--help", "-h"):
+        typer.echo(bench_help())
+        return
     if what not in BENCHES:
         raise ValueError(f"bench: unknown benchmark {what!r}{nearest(what, BENCHES)}")
     load(f"bench.{what}").main(context.args)
+
+
+def bench_help() -> str:
+    """What `depthroute bench` can measure; the options of each are those of its own module."""
+    lines = "\n".join(f"  {name:8s}{what}" for name, what in BENCHES.items())
+    return (
+        "Usage: depthroute bench BENCHMARK [OPTIONS]\n\n"
+        f"  Measure speed and memory on your GPUs, after a check of correctness.\n\nBenchmarks:\n{lines}\n\n"
+        "`depthroute bench BENCHMARK --help` lists the options of one."
+    )
 
 
 def load(module: str, extra: str | None = None) -> Any:
@@ -173,13 +194,7 @@ def load(module: str, extra: str | None = None) -> Any:
 
 def main() -> None:
     """Run the command line. An error is one line and exit code 1; DEPTHROUTE_DEBUG=1 shows where it came from."""
-    try:
-        app()
-    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        if os.environ.get("DEPTHROUTE_DEBUG"):
-            raise
-        typer.echo(f"depthroute: error: {' '.join(str(error).split())}", err=True)
-        sys.exit(1)
+    in_one_line(app)
 
 
 if __name__ == "__main__":

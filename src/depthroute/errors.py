@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -12,3 +14,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
+
+
+def in_one_line(command: Callable[[], object]) -> None:
+    """Run a command. An error is one line and exit code 1; DEPTHROUTE_DEBUG=1 shows where it came from."""
+    try:
+        command()
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
+        if os.environ.get("DEPTHROUTE_DEBUG"):
+            raise
+        print(f"depthroute: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)

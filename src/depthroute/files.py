@@ -19,6 +19,24 @@ def write_text(path: Path, text: str) -> None:
     draft.replace(path)
 
 
+def new_folder(path: str | Path, argument: str) -> Path:
+    """`path` as a folder that is there or can be made; ValueError that names `argument` where a file is in the way."""
+    folder = Path(path).expanduser()
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{argument} is {path}, but {place} is a file; wanted a folder")
+    return folder
+
+
+def new_file(path: str | Path, argument: str) -> Path:
+    """`path` as a file that can be written; ValueError that names `argument` where it is a folder or in a file."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise ValueError(f"{argument} is {path}, which is a folder; wanted a file")
+    new_folder(file.parent, argument)
+    return file
+
+
 def write_json(path: Path, values: Any) -> None:
     """`write_text` of JSON."""
     write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

@@ -75,6 +75,21 @@ def test_it_can_be_drawn_again(tmp_path, capsys):
     assert route.draw(MIXED, tmp_path).startswith("figure: ")
 
 
+def test_a_folder_without_a_result_is_named(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no .*route\.json; `depthroute bench route --out DIR` writes it"
+    ):
+        route_figure.main([str(tmp_path)])
+    (tmp_path / "route.json").write_text("{")
+    with pytest.raises(ValueError, match=r"route\.json is damaged"):
+        route_figure.main([str(tmp_path)])
+    command = [sys.executable, "-m", "depthroute.bench.route_figure", str(tmp_path / "nowhere")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.startswith("depthroute: error: ")
+    assert found.stderr.count("\n") == 1
+
+
 def test_without_matplotlib_it_says_what_to_install():
     code = (
         "import sys, pathlib; sys.modules['matplotlib'] = None; from depthroute.bench import route; "

@@ -73,6 +73,34 @@ def test_without_a_tokenizer_random_ids_are_compared_and_it_says_so(checkpoint, 
     assert not (tmp_path / "converted" / "tokenizer.json").exists()
 
 
+@pytest.mark.parametrize("scheme", ["mhar", "block_mhar"])
+def test_reads_are_sums_unless_the_mean_is_asked_for(scheme, checkpoint, tmp_path):
+    source = checkpoint()
+    record = convert_folder(source, tmp_path / "sum", {"scheme": scheme})
+    assert (record["residual"]["read_scale"], record["starts"]) == ("sum", "up_to_rounding")
+    assert record["check"]["fp32"]["largest_relative"] < 1e-5
+    assert "\nstarts as the original, up to rounding\n" in describe_conversion(record)
+    assert convert_checkpoint(source, residual={"scheme": scheme}).config.residual == record["residual"]
+    record = convert_folder(source, tmp_path / "mean", {"scheme": scheme, "read_scale": "mean"}, check=False)
+    assert (record["residual"]["read_scale"], record["starts"]) == ("mean", "up_to_eps")
+
+
+@pytest.mark.parametrize(
+    ("residual", "starts", "said"),
+    [
+        ({"scheme": "additive"}, "exact", "starts as the original, bit for bit"),
+        (DELTA, "exact", "starts as the original, bit for bit"),
+        ({"scheme": "mhar", "read_scale": "mean"}, "up_to_eps", "does not start exactly as the original"),
+        ({"scheme": "hyper_connections"}, "up_to_eps", "does not start exactly as the original"),
+    ],
+)
+def test_it_says_whether_the_model_starts_as_the_original(residual, starts, said, checkpoint, tmp_path):
+    record = convert_folder(checkpoint(), tmp_path / "converted", residual, check=False)
+    assert record["starts"] == starts
+    assert said in describe_conversion(record)
+    assert said in (tmp_path / "converted" / "README.md").read_text()
+
+
 def test_the_check_can_be_left_out(checkpoint, tmp_path):
     record = convert_folder(checkpoint(), tmp_path / "converted", DELTA, check=False)
     assert "check" not in record

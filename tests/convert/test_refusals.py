@@ -146,6 +146,13 @@ def test_a_file_of_another_kind(tmp_path):
     assert_refused(tmp_path / "model.txt", tmp_path / "converted", r"model\.txt: this file is no checkpoint")
 
 
+def test_a_model_that_is_routed_already(checkpoint, tmp_path):
+    convert_folder(checkpoint(), tmp_path / "routed", DELTA, check=False)
+    assert_refused(
+        tmp_path / "routed", tmp_path / "converted", r"routed already; depthroute\.convert\.to_stock\(model\)"
+    )
+
+
 def test_schemes_options_and_dtypes_that_do_not_exist(checkpoint, tmp_path):
     folder, destination = checkpoint(), tmp_path / "converted"
     assert_refused(

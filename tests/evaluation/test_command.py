@@ -49,6 +49,21 @@ def test_two_models(run, save):
 
 
 @pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--dtype", "fp16"], "dtype: unknown 'fp16' (known: auto, bfloat16, float16, float32)"),
+        (["--out", __file__], "is a file; wanted a folder"),
+    ],
+)
+def test_a_wrong_option_is_found_before_earlier_results_are_looked_at(option, message, run, save):
+    model = save("model", MHAR)
+    run(model, "--tasks", "boolq", "--limit", 1)
+    code, out, line = run(model, "--tasks", "boolq", "--limit", 1, *option)
+    assert (code, out) == (1, "")
+    assert message in line
+
+
+@pytest.mark.parametrize(
     ("tasks", "message"),
     [
         ("hellaswog", "tasks: 'hellaswog' has no form that is read from local files; did you mean 'hellaswag'?"),

@@ -13,7 +13,7 @@ def test_a_model_without_a_card_gets_one_of_its_configuration(tmp_path):
     assert "# model\n" in card
     assert "`scheme: mhar`" in card
     assert "`num_heads: 2`" in card
-    assert 'from_pretrained("model")' in card
+    assert 'from_pretrained("path/to/model")' in card
 
 
 def test_the_card_that_is_there_is_kept(tmp_path):

@@ -8,10 +8,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import depthroute
-from depthroute import DepthRoutedConfig
+from depthroute import DepthRoutedConfig, DepthRoutedForCausalLM
 from depthroute.models import presets
 from depthroute.models.decoder import DepthRoutedDecoderLayer
-from support.models import decoder, routed, tokens
+from support.models import decoder, routed, stock, tokens
 
 pytestmark = pytest.mark.compat
 
@@ -85,6 +85,13 @@ def test_a_misspelt_field_of_the_decoder_is_refused_and_one_of_another_version_i
         DepthRoutedConfig(decoder={**values, "hidden_sise": 64})
     kept = DepthRoutedConfig(decoder={**values, "rope_theta_of_another_version": 1.0})
     assert kept.decoder.rope_theta_of_another_version == 1.0
+
+
+def test_a_stock_checkpoint_is_not_taken_for_a_routed_one(tmp_path):
+    stock("llama").save_pretrained(tmp_path)
+    for load in (DepthRoutedConfig.from_pretrained, DepthRoutedForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"model_type is 'llama', but must be 'depthroute'; .*convert_checkpoint"):
+            load(tmp_path)
 
 
 def test_an_unexpected_module_is_refused():

@@ -27,6 +27,12 @@ def test_text_goes_on_from_a_prompt(folder):
     assert generate_text(folder, "The sea", max_new_tokens=5, temperature=0)
 
 
+def test_no_text_goes_beyond_the_positions_of_the_model(folder):
+    positions = load_saved(folder).config.max_position_embeddings
+    with pytest.raises(ValueError, match=rf"max_new_tokens is {positions}, but the model has {positions} positions"):
+        generate_text(folder, "The sea", max_new_tokens=positions)
+
+
 @pytest.mark.parametrize("options", [{}, {"device_map": "meta"}], ids=["read", "checked"])
 def test_a_model_that_lacks_weights_is_refused(folder, options):
     load_saved(folder, **options)

@@ -131,6 +131,8 @@ def test_a_model_that_lacks_weights_is_not_probed(save):
 def test_what_cannot_be_probed_is_refused(save, tmp_path):
     with pytest.raises(FileNotFoundError, match="no model in"):
         probe_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"out is .*, which is a folder; wanted a file"):
+        probe_folder(save(SCHEMES["mhar"]), tokens=100, out=tmp_path)
     with pytest.raises(ValueError, match="the scheme 'additive', which reads nothing over depth"):
         probe_folder(save({"scheme": "additive"}, "plain"))
     with pytest.raises(ValueError, match=r"tokenizer in .* has 2048 tokens, the model only 1000"):

@@ -4,6 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
+from depthroute.studies import flops
 from depthroute.studies.tables import comparison_table
 
 from .conftest import STUDY
@@ -129,6 +130,20 @@ def test_gains_in_compute_along_a_grid_of_scales(fake, tmp_path):
         assert row["routing_share"] > 0
     assert "compute-equivalent gains" in fake.output
     assert "2 parameters fitted through 2 points" not in fake.output
+
+
+def test_an_arm_that_is_not_counted_keeps_the_gains_of_the_others(fake, tmp_path, monkeypatch):
+    lengths = {"length": {"short": {}, "middle": {"training.steps": 40}, "long": {"training.steps": 160}}}
+    for name, loss in {"short": 4.0, "middle": 2.0, "long": 1.0}.items():
+        _losses(fake, {f"{arm},length={name}": {0: loss} for arm in ("additive", "mhar-h1", "hyper")})
+    arms = {**STUDY["arms"], "hyper": {"residual": {"scheme": "hyper_connections"}}}
+    study = {**STUDY, "arms": arms, "grid": lengths, "compute_gain": True, "seeds": [0]}
+    monkeypatch.setattr(flops, "_STREAM_SCHEMES", {})
+    found = fake.study(tmp_path, study, only=["additive", "mhar-h1", "hyper"]).comparisons["compute_gain"]
+    assert [row["label"] for row in found["gains"]] == [f"mhar-h1,length={name}" for name in lengths["length"]]
+    assert found["warning"] == (
+        "hyper has no gain: the FLOPs of the scheme 'hyper_connections' are not counted in studies/flops.py"
+    )
 
 
 def test_gains_in_compute_say_why_there_are_none(fake, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from depthroute import residual
 from depthroute.models.presets import decoder_config
-from depthroute.studies.flops import token_flops
+from depthroute.studies.flops import count_parameters, token_flops
 
 D, L, F, A, KV, V, T = 128, 6, 384, 128, 64, 2048, 256
 
@@ -68,6 +68,12 @@ def test_denseformer_averages_all_outputs_after_every_layer():
 def test_every_registered_scheme_is_counted():
     for scheme in residual.available():
         assert _tiny(scheme=scheme).routing > 0 or scheme == "additive"
+
+
+def test_parameters_are_counted_as_with_the_flops():
+    config = decoder_config("tiny", vocab_size=V)
+    for scheme in residual.available():
+        assert count_parameters(config, {"scheme": scheme}) == _tiny(scheme=scheme).parameters
 
 
 def test_an_unknown_scheme_is_an_error():

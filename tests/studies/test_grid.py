@@ -121,6 +121,19 @@ def test_finished_runs_of_another_study_are_reused(fake, tmp_path):
     assert not (copied / "checkpoint-5").exists()
     with pytest.raises(FileNotFoundError, match="is not a study folder"):
         fake.study(tmp_path / "b", width, reuse=[tmp_path / "a/runs"])
+    with pytest.raises(FileNotFoundError, match="is not a study folder"):
+        fake.study(tmp_path / "c", width, reuse=[tmp_path / "nothing"])
+    assert not (tmp_path / "c").exists()
+
+
+def test_names_of_arms_stand_whole_away_from_a_terminal(fake, tmp_path):
+    fake.console.width = 80
+    study = {**STUDY, "grid": {"length": {"a-good-deal-longer" * 5: {}}}}
+    fake.study(tmp_path, study)
+    table = fake.output.partition("held-out loss  ")[2]
+    assert "mhar-h2,length=" + "a-good-deal-longer" * 5 in table
+    assert "…" not in table
+    assert fake.console.width == 80
 
 
 def test_a_grid_has_a_column_for_each_axis(fake, tmp_path):

@@ -43,6 +43,11 @@ def refusal(call, *arguments, error: type[Exception] = ValueError) -> str:
     return str(caught.value)
 
 
+def test_a_recipe_is_taken_as_it_stands(checkpoint):
+    model = load_pretrained(str(checkpoint), {"scheme": "mhar"})
+    assert model.config.residual["read_scale"] == "mean"  # which `convert_checkpoint` would make "sum"
+
+
 @pytest.mark.parametrize("residual", [{"scheme": "additive"}, RESIDUAL])
 def test_a_stock_checkpoint_computes_what_it_did_in_fp32(checkpoint, residual, tmp_path):
     AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).save_pretrained(tmp_path)

@@ -87,6 +87,27 @@ def test_an_unknown_key_names_the_nearest_right_one_with_its_path():
     assert "known here: name, seed, model" in refusal("zzz=1")
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("scheme=mhar", "'scheme' in the recipe; did you mean 'residual.scheme'?"),
+        ("num_heads=4", "did you mean 'residual.num_heads'?"),
+        ("eps=1e-6", "did you mean 'optimizer.eps' or 'residual.eps'?"),
+        ("train.steps=3", "did you mean 'training'?"),  # a section, and so not data.train
+        ("train=books.txt", "did you mean 'data.train'?"),
+        ("residul={scheme: mhar}", "did you mean 'residual'?"),
+        ("training.seed=1", "did you mean 'seed'?"),
+        ("training.device=cuda", "known here: steps, batch_size, "),
+        ("device=cuda", "known here: name, seed, model, residual, "),
+        ("lr=1e-3", "did you mean 'optimizer.learning_rate'?"),
+        ("optimizer.lr=1e-3", "did you mean 'optimizer.learning_rate'?"),
+        ("training.bs=8", "did you mean 'training.batch_size'?"),
+    ],
+)
+def test_an_unknown_key_is_never_explained_by_a_far_one(override, said):
+    assert said in refusal(override)
+
+
 def test_a_study_is_no_recipe():
     with pytest.raises(ValueError, match=r"quickstart\.yaml is a study .* `depthroute study` runs it"):
         load_recipe("quickstart")
@@ -231,6 +252,19 @@ def test_a_missing_base_names_the_file_that_wants_it(tmp_path):
 def test_a_missing_recipe_names_the_nearest_shipped_one():
     with pytest.raises(FileNotFoundError, match="did you mean 'paper/100m'"):
         load_recipe("papr/100m")
+
+
+def test_what_is_missing_is_looked_for_among_its_own_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # out of the checkout, where recipes/ is
+    with pytest.raises(FileNotFoundError, match="no recipe '100m'; did you mean 'paper/100m'") as recipe:
+        find_recipe("100m")
+    assert "studies/main" not in str(recipe.value)
+    for name in ("main", "main.yaml", "mian", "recipes/studies/main.yaml"):
+        with pytest.raises(FileNotFoundError, match=f"no study '{name}'; did you mean 'studies/main'") as study:
+            find_recipe(name, kind="study")
+    assert "quickstart" in str(study.value)
+    assert "paper" not in str(study.value)
+    assert "base/" not in str(study.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from transformers import StaticCache
 from depthroute.bench import timing
 from depthroute.bench.arm import parse_scheme, parse_value
 from depthroute.bench.train import MICROBATCH
+from depthroute.errors import in_one_line
+from depthroute.files import new_folder
 from depthroute.models.compat import CACHE
 
 CHECKED = (2, 24, 8)  # sequences, tokens of a text, and how many of them are decoded one by one
@@ -163,6 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
+    new_folder(options.out, "--out")
     if options.context < LEAST_CONTEXT:
         parser.error(f"--context is {options.context}, but should be at least {LEAST_CONTEXT}")
     timing.require_cuda()
@@ -181,4 +184,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

@@ -29,6 +29,8 @@ from torch import Tensor
 from depthroute.bench import chains, deltas, peers, timing
 from depthroute.bench.apart import run_apart
 from depthroute.bench.chains import Chain, Shape
+from depthroute.errors import in_one_line
+from depthroute.files import new_folder
 from depthroute.ops.two_phase.plan import Plan
 
 ARMS = ("engine", "read", "reference", "compiled")
@@ -282,6 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)
+    new_folder(options.out, "--out")
     if options.sweep:
         if any(chains.SHAPES[name].block for name in options.shapes):
             parser.error("--sweep has no gated reads")
@@ -294,4 +297,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

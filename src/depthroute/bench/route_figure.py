@@ -8,8 +8,8 @@ most of the samples, and the numbers. An arm without numbers has the reason in t
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from depthroute.bench import peers, route
+from depthroute.errors import in_one_line
 from depthroute.files import write_text
 from depthroute.report.drawing import styled, to_svg
 from depthroute.report.style import INK, PALETTE
@@ -113,9 +114,21 @@ def _milliseconds(axes: Axes, times: list[dict[str, float]]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw a folder's route.json again."""
-    (folder,) = map(Path, sys.argv[1:] if arguments is None else arguments)
-    print(*write(json.loads((folder / "route.json").read_text(encoding="utf-8")), folder), sep="\n")
+    parser = argparse.ArgumentParser(prog="python -m depthroute.bench.route_figure", description="Draw DIR/route.json.")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what `depthroute bench route` wrote")
+    folder = parser.parse_args(arguments).folder
+    file = folder / "route.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"DIR is {folder}, but there is no {file}; `depthroute bench route --out DIR` writes it"
+        )
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    paths = write(result, folder)
+    print("\n".join(map(str, paths)) or "no figure: no row has numbers")
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

@@ -30,7 +30,7 @@ import depthroute
 from depthroute.bench.ahead import compile_ahead, compile_whole_ahead
 from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme, parse_value
 from depthroute.bench.train import MICROBATCH
-from depthroute.files import write_json
+from depthroute.files import new_file, write_json
 from depthroute.models.presets import decoder_config
 from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer
@@ -294,6 +294,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hold", type=Path, help="say HOLD.ready once compiled, and measure when HOLD.go is there")
     options = parser.parse_args(arguments)
     options.overrides = dict(options.overrides)
+    new_file(options.out, "--out")
     if options.sharded and options.strategy != "fsdp2":
         parser.error("--sharded needs --strategy fsdp2")
     return options

@@ -24,6 +24,8 @@ import torch
 from depthroute.bench import timing
 from depthroute.bench.arm import Job, parse_value, warmed_up
 from depthroute.bench.together import Together
+from depthroute.errors import in_one_line
+from depthroute.files import new_folder
 
 # Sequences and length of the paper's microbatch on one GPU.
 MICROBATCH = {"tiny": (2, 256), "100m": (8, 2048), "124m": (8, 2048), "350m": (4, 1024), "1b": (2, 1024)}
@@ -102,6 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
+    new_folder(options.out, "--out")
     timing.require_cuda()
     jobs = [
         Job(
@@ -129,4 +132,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)

@@ -7,6 +7,15 @@ from typing import Any
 from depthroute.convert.check import PRECISIONS
 from depthroute.models.card import describe_scheme, model_card
 
+# How near the original a converted model starts: `starts` of the record, in words.
+STARTS = {
+    "exact": "starts as the original, bit for bit",
+    "up_to_rounding": "starts as the original, up to rounding",
+    "up_to_eps": "does not start exactly as the original: the eps of the norms stays "
+    "(mhar or block_mhar with read_scale sum starts equal up to rounding, delta_mhar bit for bit)",
+    "not": "does not start as the original (delta_mhar does, bit for bit)",
+}
+
 _CHECK = """\
 Beside {source}, on {tokens} tokens of {text}:
 
@@ -29,6 +38,7 @@ def conversion_card(name: str, record: dict[str, Any]) -> str:
             f"decoder: {record['architecture']}, {record['parameters']:,} parameters in {record['dtype']}, "
             f"of which {record['residual_parameters']:,} are the scheme's",
             describe_scheme(residual),
+            STARTS[record["starts"]],
         ],
         _check(record) if "check" in record else f"Not checked against {source}.",
     )

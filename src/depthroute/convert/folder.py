@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import depthroute
 from depthroute.convert import check as checking
 from depthroute.convert.assembly import as_dtype
-from depthroute.convert.card import conversion_card
-from depthroute.convert.from_hf import Converted, convert
+from depthroute.convert.card import STARTS, conversion_card
+from depthroute.convert.from_hf import Converted, convert, with_sums
 from depthroute.convert.gguf import gguf_tokenizer, load_gguf
 from depthroute.convert.sources import COMPANIONS, Source, first_line, is_gguf, locate
 from depthroute.models.card import CARD
+from depthroute.residual import Residual
 
 RECORD = "conversion.json"
 
@@ -56,7 +57,7 @@ def convert_folder(
     wanted = as_dtype(dtype)
     place = locate(source)
     original = load_gguf(place) if isinstance(place, Path) and is_gguf(place) else place
-    converted = convert(original, residual, wanted)
+    converted = convert(original, with_sums(residual), wanted)
     with _appearing_at(destination) as draft:
         model = converted.model
         model.save_pretrained(draft, max_shard_size=max_shard_size)
@@ -69,6 +70,13 @@ def convert_folder(
     return record
 
 
+def starts_as(residual: Residual) -> str:
+    """How near the original a fresh scheme starts: "exact", "up_to_rounding", "up_to_eps" (of the norms) or "not"."""
+    if getattr(residual.options, "read_scale", None) == "sum":
+        return "up_to_rounding"
+    return residual.identity_at_init or "not"
+
+
 def describe_conversion(record: dict[str, Any]) -> str:
     """The record of a conversion in a few lines for the screen."""
     residual = ", ".join(f"{key} {value}" for key, value in record["residual"].items() if key != "scheme")
@@ -76,6 +84,7 @@ def describe_conversion(record: dict[str, Any]) -> str:
         f"{record['source']} ({record['architecture']}, {record['dtype']}, {record['parameters']:,} parameters)"
         f" -> {record['residual']['scheme']} ({residual}), {record['residual_parameters']:,} of them new"
     ]
+    lines.append(STARTS[record["starts"]])
     lines += [f"dropped {key}: {reason}" for key, reason in record["dropped_keys"].items()]
     lines.append(checking.describe(record["check"]) if "check" in record else "not checked against the original")
     return "\n".join(lines)
@@ -116,6 +125,7 @@ def _record(name: str, converted: Converted) -> dict[str, Any]:
         "architecture": model.config.decoder.model_type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "residual": model.config.residual,
+        "starts": starts_as(residual),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "residual_parameters": sum(parameter.numel() for parameter in residual.parameters()),
         "dropped_keys": converted.dropped,

@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
+from depthroute import residual as schemes
 from depthroute.convert.assembly import as_dtype, assemble, stock_model
 from depthroute.convert.gguf import load_gguf
 from depthroute.convert.key_maps import KEY_MAPS
@@ -41,10 +42,10 @@ def convert_checkpoint(
 ) -> DepthRoutedForCausalLM:
     """The depth-routed model that starts from a pretrained decoder.
 
-    With `delta_mhar` it computes exactly what the decoder did; with `mhar` and `read_scale: sum` the same up to
-    rounding. The weights are copies, those of a loaded model too: training one model leaves the other alone. All that
-    the decoder's configuration says holds on (rope, norms' eps, tying, biases, sliding windows), and its generation
-    configuration comes along.
+    With `delta_mhar` it computes exactly what the decoder did; with `mhar` and `block_mhar` the same up to rounding,
+    since `read_scale` is `sum` here unless `residual` says `mean`. The weights are copies, those of a loaded model too:
+    training one model leaves the other alone. All that the decoder's configuration says holds on (rope, norms' eps,
+    tying, biases, sliding windows), and its generation configuration comes along.
 
     Args:
         source: a local folder with config.json and safetensors files (one, or shards and their index); the name of
@@ -56,11 +57,25 @@ def convert_checkpoint(
     missing or unknown key, a wrong shape, a damaged file, several dtypes where none is chosen, and unknown schemes
     or options; TypeError for arguments of a wrong type. Each is one line that names the file and the key.
     """
-    return convert(locate(source), residual, as_dtype(dtype)).model
+    return convert(locate(source), with_sums(residual), as_dtype(dtype)).model
+
+
+def with_sums(residual: dict[str, Any]) -> dict[str, Any]:
+    """`residual` with `read_scale: sum` where the scheme has a read scale and none is given.
+
+    The default of a configuration, `mean`, is a fresh model's: the read is a part of the stream, which the norms behind
+    it undo but for their eps. A converted model is to start as the original.
+    """
+    try:
+        scaled = {"read_scale": "sum", **residual}
+        schemes.check(scaled)
+    except (ValueError, TypeError):  # no such option; what else is wrong is said where the model is made
+        return residual
+    return scaled
 
 
 def convert(place: Path | PreTrainedModel, residual: dict[str, Any], dtype: torch.dtype | None) -> Converted:
-    """`convert_checkpoint` of a folder, a GGUF file or a loaded model."""
+    """The model of a folder, a GGUF file or a loaded model under a `residual` that is taken as it is."""
     if isinstance(place, PreTrainedModel):
         return _convert_model(place, residual, dtype)
     if is_gguf(place):

@@ -89,7 +89,10 @@ def decoder_of_folder(folder: Path) -> PreTrainedConfig:
 def check_model_type(model_type: object, where: str) -> None:
     """Raise ValueError for an architecture that cannot be converted."""
     if model_type == DepthRoutedConfig.model_type:
-        raise ValueError(f"{where}: the model is depth-routed already; turn it into a stock model first")
+        raise ValueError(
+            f"{where}: the model is depth-routed already; depthroute.convert.to_stock(model) "
+            "makes a stock model of it where that is exact"
+        )
     if model_type not in KEY_MAPS:
         raise ValueError(
             f"{where}: model_type is {model_type!r}, but must be one of {', '.join(KEY_MAPS)}: "

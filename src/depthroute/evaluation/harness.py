@@ -25,9 +25,9 @@ from depthroute.evaluation.code_scorer import refuse_other_scorers, sandboxed_sc
 from depthroute.evaluation.local_tasks import write_local_tasks
 from depthroute.evaluation.results import RECORD, TABLE, ModelResults, write_json
 from depthroute.evaluation.sandbox import check_sandbox
-from depthroute.evaluation.saved import SavedModel, describe_model, find_models, load_model
+from depthroute.evaluation.saved import SavedModel, check_options, describe_model, find_models, load_model
 from depthroute.evaluation.scores import compare_models, evaluation_markdown
-from depthroute.files import write_text
+from depthroute.files import new_folder, write_text
 from depthroute.training.environment import describe_code_and_device
 
 BOOTSTRAPS = 1000  # of lm-eval's own error of a perplexity
@@ -66,8 +66,9 @@ def evaluate_folders(
         raise RuntimeError("evaluate runs in one process; start it without torchrun or accelerate")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; wanted at least 1")
+    check_options(batch_size, dtype)
     models = find_models(folders)
-    folder = Path(out).expanduser() if out is not None else _default_folder(folders, models)
+    folder = new_folder(_default_folder(folders, models) if out is None else out, "out")
     with _quiet():
         loaded, units, deviations = _load_tasks(tasks, data_root, folder / "tasks", allow_code)
         record: dict[str, Any] = {"tasks": list(tasks), "models": {}}

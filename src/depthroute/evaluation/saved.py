@@ -44,12 +44,17 @@ def find_models(folders: Sequence[str | Path]) -> list[SavedModel]:
     return [SavedModel(name, path, _fingerprint(path), _context(path)) for name, path in _named(resolved)]
 
 
-def load_model(model: SavedModel, batch_size: int, dtype: str) -> HFLM:
-    """The model for lm-eval, on the GPU where there is one; ValueError where its weights are not whole."""
+def check_options(batch_size: int, dtype: str) -> None:
+    """Raise ValueError for what no model can be loaded with."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype: unknown {dtype!r}{nearest(dtype, DTYPES)}")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; wanted at least 1")
+
+
+def load_model(model: SavedModel, batch_size: int, dtype: str) -> HFLM:
+    """The model for lm-eval, on the GPU where there is one; ValueError where its weights are not whole."""
+    check_options(batch_size, dtype)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # of the weights' way from the file
     try:

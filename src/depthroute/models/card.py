@@ -23,7 +23,7 @@ tags:
 
 ```python
 import depthroute, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained("{name}")
+model = transformers.AutoModelForCausalLM.from_pretrained("path/to/{name}")
 ```
 
 {facts}

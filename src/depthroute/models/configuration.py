@@ -60,6 +60,17 @@ class DepthRoutedConfig(DecoderSubConfig, PreTrainedConfig):
         self.tie_word_embeddings = self.decoder.tie_word_embeddings
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        # transformers only warns, and then makes a model of default size, which few machines hold.
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"model_type is {found!r}, but must be {cls.model_type!r}; "
+                "depthroute.convert_checkpoint makes a depth-routed model of a stock one"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def use_cache(self) -> bool:
         return self.decoder.use_cache

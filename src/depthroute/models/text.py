@@ -31,7 +31,8 @@ def generate_text(
         top_p: samples from the smallest set of tokens with this probability.
         seed: of the sampling.
 
-    Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole.
+    Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole
+    and for more tokens than the model has positions.
     """
     path = Path(folder)
     looks_like_a_path = path.exists() or path.is_absolute() or str(folder).startswith(".")
@@ -52,12 +53,22 @@ def generate_text(
     if ids.shape[1] == 0:
         ids = torch.tensor([[tokenizer.bos_token_id or tokenizer.eos_token_id]])
     ids = ids.to(device=device, dtype=torch.long)
+    _check_length(model, ids.shape[1], max_new_tokens)
     set_seed(seed)
     sampling = (
         {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
     )
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def _check_length(model: Any, prompt: int, new: int) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and prompt + new > positions:
+        raise ValueError(
+            f"max_new_tokens is {new}, but the model has {positions} positions, of which the prompt takes {prompt}; "
+            f"wanted at most {max(positions - prompt, 0)}"
+        )
 
 
 def _load_tokenizer(name: str) -> Any:

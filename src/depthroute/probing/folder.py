@@ -12,7 +12,7 @@ from torch import Tensor
 
 from depthroute.data.sources import documents
 from depthroute.data.tokenization import Encoder, load_tokenizer, vocabulary_size
-from depthroute.files import write_text
+from depthroute.files import new_file, write_text
 from depthroute.models.causal_lm import DepthRoutedForCausalLM
 from depthroute.models.saved import load_saved, saved_folder
 from depthroute.probing.collinearity import CollinearityProbe
@@ -59,6 +59,7 @@ def probe_folder(
         if value is not None and value < 2:
             raise ValueError(f"{name} is {value}; wanted at least 2")
     folder = Path(folder).expanduser()
+    place = folder / RECORD if out is None else new_file(out, "out")
     environment = _environment()
     model, tokenizer = _load(folder)
     num_heads = _route_heads(model, folder)
@@ -85,7 +86,7 @@ def probe_folder(
         "disagreement": None if disagreement is None else disagreement.result(model, sum(counted)),
         "heads": heads.result(model, counted),
     }
-    write_text(Path(out) if out is not None else folder / RECORD, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_text(place, json.dumps(result, indent=1, allow_nan=False) + "\n")
     return result
 
 

@@ -80,28 +80,51 @@ def token_flops(
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     head = model.get_output_embeddings().weight.numel()
     attention_width = sum(module.in_features for name, module in linear.items() if name.endswith(".o_proj"))
-    parameters = sum(parameter.numel() for module in (model, scheme) for parameter in module.parameters())
     return TokenFlops(
         weights=2 * _BACKWARD * sum(module.weight.numel() for module in linear.values()),
         output_head=2 * _BACKWARD * head,
         attention=4 * _BACKWARD * sequence_length * attention_width * (0.5 if causal else 1.0),
         routing=_BACKWARD * _routing_forward(scheme, (residual or {}).get("scheme", "additive"), decoder.hidden_size),
-        parameters=parameters,
+        parameters=_parameters(model, scheme),
     )
 
 
-def recipe_flops(recipe: Recipe) -> TokenFlops | None:
-    """`token_flops` of the model that a recipe trains.
+def count_parameters(decoder: Any, residual: Mapping[str, Any]) -> int:
+    """How many parameters `decoder` (a configuration) has under any registered residual scheme, the scheme's included.
 
-    None for a checkpoint that is not on this machine, and for a scheme whose FLOPs nobody has counted here.
+    A tied embedding counts once.
+    """
+    with torch.device("meta"):
+        return _parameters(AutoModelForCausalLM.from_config(decoder), schemes.build(dict(residual), decoder))
+
+
+def recipe_flops(recipe: Recipe) -> TokenFlops | None:
+    """`token_flops` of the model that a recipe trains; None where `why_not_counted` gives a reason."""
+    if why_not_counted(recipe):
+        return None
+    return token_flops(recipe_decoder(recipe), recipe.residual, sequence_length=recipe.data.sequence_length)
+
+
+def why_not_counted(recipe: Recipe) -> str:
+    """Why the FLOPs of a recipe cannot be told here, in words without a full stop; empty where they can."""
+    if recipe_decoder(recipe) is None:
+        return f"model.checkpoint {recipe.model.checkpoint!r} is no folder on this machine"
+    if recipe.residual["scheme"] not in _counted_schemes():
+        return f"the FLOPs of the scheme {recipe.residual['scheme']!r} are not counted in studies/flops.py"
+    return ""
+
+
+def recipe_decoder(recipe: Recipe) -> Any | None:
+    """The configuration of the decoder that a recipe trains; None for a checkpoint that is no folder on this machine.
 
     Nothing is fetched: the vocabulary of a preset is the recipe's own, else that of its tokenizer where it is at hand,
     else the preset's.
     """
-    decoder = decoder_at_hand(recipe.model.checkpoint) if recipe.model.checkpoint else _preset_decoder(recipe)
-    if decoder is None or recipe.residual["scheme"] not in _counted_schemes():
-        return None
-    return token_flops(decoder, recipe.residual, sequence_length=recipe.data.sequence_length)
+    return decoder_at_hand(recipe.model.checkpoint) if recipe.model.checkpoint else _preset_decoder(recipe)
+
+
+def _parameters(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _counted_schemes() -> tuple[str, ...]:

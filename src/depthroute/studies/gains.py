@@ -9,25 +9,23 @@ from typing import Any
 
 from depthroute.studies.comparisons import losses
 from depthroute.studies.compute_gain import PowerLaw, compute_gain, fit_power_law
-from depthroute.studies.flops import TokenFlops, recipe_flops
+from depthroute.studies.flops import TokenFlops, recipe_flops, why_not_counted
 from depthroute.studies.study import Run, Study, label, points
 
 
 def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fit through the baseline's points of the grid, and the gain of every other arm at every point.
 
-    "fit": the fit in words, None where there is none; "warning": what is weak about it, or why there is none; "gains":
-    label, routing share and gain. A loss is the mean over the seeds that an arm and the baseline share.
+    "fit": the fit in words, None where there is none; "warning": what is weak about it, or why there is none, and which
+    arms have no gain because their FLOPs are not counted; "gains": label, routing share and gain. A loss is the mean
+    over the seeds that an arm and the baseline share.
     """
     finished = [row for row in table if row["status"] == "finished"]
     by_label = {run.label: run for run in runs}
     counted = {name: flops for name, run in by_label.items() if (flops := recipe_flops(run.recipe)) is not None}
-    if len(counted) < len(by_label):
-        return {
-            "fit": None,
-            "warning": "an arm is not counted: its checkpoint is not here, or its scheme is not in flops.py",
-            "gains": [],
-        }
+    left_out = "; ".join(dict.fromkeys(_left_out(run) for name, run in by_label.items() if name not in counted))
+    if any(label(study.baseline, point) not in counted for point in points(study)):
+        return {"fit": None, "warning": left_out, "gains": []}
     scales = []
     for point in points(study):
         name = label(study.baseline, point)
@@ -35,7 +33,12 @@ def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str
             scales.append((counted[name].baseline * by_label[name].tokens, fmean(found.values())))
     fit, warning = _fit(scales)
     gains = _gains(study, finished, counted, fit) if fit else []
+    warning = "; ".join(filter(None, (warning, left_out))) or None
     return {"fit": str(fit) if fit else None, "warning": warning, "gains": gains}
+
+
+def _left_out(run: Run) -> str:
+    return f"{run.arm} has no gain: {why_not_counted(run.recipe)}"
 
 
 def _fit(scales: Sequence[tuple[float, float]]) -> tuple[PowerLaw | None, str | None]:
@@ -59,7 +62,7 @@ def _gains(
         for arm in study.arms:
             own = losses(finished, arm, point)
             shared = own.keys() & baseline.keys()
-            if arm == study.baseline or not shared:
+            if arm == study.baseline or not shared or label(arm, point) not in counted:
                 continue
             share = counted[label(arm, point)].routing_share
             gain = compute_gain(

@@ -23,7 +23,7 @@ from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs, same_run
-from depthroute.studies.tables import tables
+from depthroute.studies.tables import show, tables
 from depthroute.training.recipe import load_recipe, recipe_text
 
 Starter = Callable[[Path, Run, Slot], subprocess.Popen]
@@ -72,14 +72,16 @@ def run_study(
     it stays behind. `workers`: as `scheduling.free_slots`. `overrides`: as `load_study`. `only`: run these arms alone.
     `reuse`: other study folders, whose finished runs of the same recipes are copied instead of run. `report`: whether
     to build the page. `start`: how a run becomes a process.
-    Raises ValueError for a wrong study, an arm that does not exist, and a folder that holds runs of other recipes.
+    Raises ValueError for a wrong study, an arm that does not exist, and a folder that holds runs of other recipes;
+    FileNotFoundError where `reuse` names no study folder.
     """
     # Imported first, so that a missing extra is told now and not when all is done.
     build_report = importlib.import_module("depthroute.report").build_report if report else None
     study = load_study(source, overrides)
     wanted = runs(study)
     out = Path(out)
-    _check_only(study, only)
+    check_only(study, only)
+    check_reuse(reuse)
     results.check_place(out, wanted)
     slots = free_slots(workers)
     write_text(_made(out) / "study.yaml", study_text(study))
@@ -122,7 +124,7 @@ def _run_missing(
 
 def _show(result: StudyResult, console: Console) -> None:
     for table in tables(result.study, result.comparisons):
-        console.print(table)
+        show(table, console)
     for row in result.failed:
         console.print(f"{row['label']}/seed-{row['seed']} failed: {row['reason']}", markup=False, soft_wrap=True)
 
@@ -150,20 +152,27 @@ def study_text(study: Study) -> str:
     return yaml.safe_dump(study.model_dump(), sort_keys=False, allow_unicode=True)
 
 
-def _check_only(study: Study, only: Collection[str]) -> None:
+def check_only(study: Study, only: Collection[str]) -> None:
+    """ValueError that names what is not an arm of the study."""
     for arm in only:
         if arm not in study.arms:
             raise ValueError(f"only: {arm!r} is not an arm of the study{nearest(arm, study.arms)}")
 
 
+def check_reuse(reuse: Iterable[str | Path]) -> None:
+    """FileNotFoundError that names what is not a study folder."""
+    for folder in map(Path, reuse):
+        if not (folder / "runs").is_dir():
+            raise FileNotFoundError(f"reuse: {folder} is not a study folder (it has no runs/)")
+
+
 def copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]) -> None:
     """Copy the finished runs of other studies whose recipes, names apart, are those of runs that are not there yet."""
+    check_reuse(reuse)
     if not reuse:
         return
     found: dict[str, Path] = {}
     for folder in map(Path, reuse):
-        if not (folder / "runs").is_dir():
-            raise FileNotFoundError(f"reuse: {folder} is not a study folder (it has no runs/)")
         for summary in sorted(folder.glob("runs/*/seed-*/summary.json")):
             found.setdefault(same_run(load_recipe(summary.parent / "recipe.yaml")), summary.parent)
     for run in wanted:

@@ -88,7 +88,7 @@ def load_study(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     if isinstance(source, Mapping):
         values, folder = dict(source), None
     else:
-        path = find_recipe(source)
+        path = find_recipe(source, kind="study")
         values, folder = strict_yaml.read_mapping(path), path.resolve().parent
         if not {"arms", "recipe"} & values.keys() and values.keys() & Recipe.model_fields.keys() - {"name"}:
             raise ValueError(f"{path} is a recipe of one run, not a study of several: `depthroute train` runs it")

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from depthroute.studies.study import Study, label
@@ -18,6 +20,18 @@ def tables(study: Study, comparisons: Mapping[str, Any]) -> Iterator[Table]:
         yield rate_table(comparisons)
     if "compute_gain" in comparisons:
         yield gain_table(comparisons["compute_gain"])
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table. Away from a terminal, where nothing bounds a line, its cells stand whole whatever they need."""
+    before = console.width
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=10_000)
+        console.width = max(before, Measurement.get(console, unbounded, table).maximum)
+    try:
+        console.print(table)
+    finally:
+        console.width = before
 
 
 def comparison_table(study: Study, comparisons: Mapping[str, Any]) -> Table:

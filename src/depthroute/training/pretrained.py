@@ -12,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from depthroute import residual as schemes
 from depthroute.convert.assembly import assemble
-from depthroute.convert.from_hf import convert_checkpoint
+from depthroute.convert.from_hf import convert
 from depthroute.convert.sources import decoder_of_folder, locate
 from depthroute.convert.weights import TIED_HEAD, check_keys, weights_of_folder
 from depthroute.models import DepthRoutedConfig, DepthRoutedForCausalLM
@@ -28,7 +28,7 @@ def load_pretrained(checkpoint: str, residual: dict[str, Any]) -> DepthRoutedFor
     place = locate(checkpoint)
     if isinstance(place, Path) and _is_routed(place):
         return _load_routed(place, residual)
-    return convert_checkpoint(place, residual=residual, dtype=torch.float32)
+    return convert(place, residual, torch.float32).model
 
 
 def decoder_at_hand(checkpoint: str) -> PreTrainedConfig | None:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from depthroute.training import strict_yaml
+from depthroute.training.key_hints import nearest_key
 
 # What pydantic's kinds of faults mean to the author of a recipe.
 _WANTED = {
@@ -42,7 +43,7 @@ class ModelRecipe(Section):
     """Where the decoder comes from: a preset, with fresh weights, or a pretrained checkpoint; exactly one of the two.
 
     A checkpoint is a folder, a GGUF file or a name on the hub. One of a stock decoder is converted to the recipe's
-    `residual` (`depthroute.convert_checkpoint`); one that is depth-routed already must have this `residual`.
+    `residual` as it stands; one that is depth-routed already must have this `residual`.
     """
 
     preset: str | None = "tiny"  # None where there is a checkpoint
@@ -224,18 +225,18 @@ def differing_keys(a: Recipe, b: Recipe) -> list[str]:
     return [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
 
 
-def find_recipe(name: str | Path, beside: Path | None = None) -> Path:
-    """The file of a recipe: relative to the folder `beside` (or the working directory), else a shipped one.
+def find_recipe(name: str | Path, beside: Path | None = None, kind: Literal["recipe", "study"] = "recipe") -> Path:
+    """The file of a recipe or study: relative to the folder `beside` (or the working directory), else a shipped one.
 
-    ".yaml" may be left out. Raises FileNotFoundError that lists the shipped recipes.
+    ".yaml" may be left out. Raises FileNotFoundError that lists the shipped ones of this kind; what the file holds is
+    for its reader to check.
     """
-    shipped = recipe_folder()
-    for folder in (beside or Path(), shipped):
+    for folder in (beside or Path(), recipe_folder()):
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file():
                 return path
-    known = sorted(path.relative_to(shipped).with_suffix("").as_posix() for path in shipped.rglob("*.yaml"))
-    raise FileNotFoundError(f"no recipe {str(name)!r}{_hint(str(name), known)} (shipped: {', '.join(known)})")
+    known = _shipped(kind)
+    raise FileNotFoundError(f"no {kind} {str(name)!r}{_hint(str(name), known)} (shipped: {', '.join(known)})")
 
 
 def recipe_folder() -> Path:
@@ -243,6 +244,16 @@ def recipe_folder() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def _shipped(kind: Literal["recipe", "study"]) -> list[str]:
+    # Both lie in one folder; a study is what has arms.
+    folder = recipe_folder()
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix()
+        for path in folder.rglob("*.yaml")
+        if ("arms" in strict_yaml.read_mapping(path)) == (kind == "study")
+    )
 
 
 def _with_bases(source: str | Path | Mapping[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -321,26 +332,20 @@ def _check_keys(values: Any, of: type[Section], path: tuple[str, ...]) -> None:
     for key, value in values.items():
         if key not in children:
             dotted = ".".join((*path, str(key)))
-            raise ValueError(f"unknown key {dotted!r} in the recipe{_nearest_key(str(key), path)}")
+            sections = {key: section is not None for key, section in _sections(Recipe)}
+            raise ValueError(f"unknown key {dotted!r} in the recipe{nearest_key(str(key), path, value, sections)}")
         section = children[key]
         if section is not None:
             _check_keys(value, section, (*path, key))
 
 
-def _nearest_key(key: str, path: tuple[str, ...]) -> str:
-    # A key of the same section first; else the key may have been meant for another one.
-    known = [candidate for candidate, _ in _sections(Recipe)]
-    for group in ([k for k in known if k[:-1] == path], known):
-        close = difflib.get_close_matches(key, [k[-1] for k in group], n=1)
-        if close:
-            nearest = next(k for k in group if k[-1] == close[0])
-            return f"; did you mean {'.'.join(nearest)!r}?"
-    return f"; known here: {', '.join(k[-1] for k in known if k[:-1] == path)}"
-
-
 def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name.removesuffix(".yaml"), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    # The name without its folder ("main" for "studies/main") is too short to be near the whole one.
+    name, last = name.removesuffix(".yaml"), {full.rpartition("/")[2]: full for full in known}
+    end = name.rpartition("/")[2]
+    close = [end] if end in last else difflib.get_close_matches(name, known, n=1)
+    close = close or difflib.get_close_matches(end, last, n=1)
+    return f"; did you mean {last.get(close[0], close[0])!r}?" if close else ""
 
 
 def _explain(error: ValidationError) -> str:
