@@ -75,15 +75,21 @@ def last_step(out: Path) -> int:
 
 @pytest.mark.compat
 @pytest.mark.parametrize("step", [1, 5, 9])
-def test_a_run_killed_after_any_step_goes_on_bit_for_bit(recipe, uninterrupted, tmp_path, step):
+def test_a_run_killed_after_any_step_goes_on_bit_for_bit(recipe, uninterrupted, tmp_path, step, capsys):
     child = start(lambda: slowly(recipe, tmp_path))
     while last_step(tmp_path) < step:
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     assert end_of(child) == -signal.SIGKILL
     assert not (tmp_path / "summary.json").exists()
+    checkpoint = checkpoints.last_complete(tmp_path)
     train(recipe, tmp_path)
     assert_equal(tmp_path, uninterrupted)
+    said = capsys.readouterr().err
+    if checkpoint is None:
+        assert "goes on" not in said
+    else:
+        assert f"goes on after step {checkpoints.step_of(checkpoint)}/{recipe.training.steps}" in said
 
 
 def cut_off_at_the_optimizer() -> None:

@@ -132,6 +132,8 @@ class ProgressLine(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._begin = (state.global_step, time.perf_counter())
+        if state.global_step:
+            print(f"{self.name}  goes on after step {state.global_step}/{state.max_steps}", file=sys.stderr, flush=True)
         self._task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step, shown="")
         self.progress.start()
 
