@@ -115,7 +115,8 @@ H = KV recover most of the gain of H = KV over H = 1 (at 350M: 2.847 against 2.8
   benchmarks: `mhar-h4` took its steps from 1,710 to 1,900 at about half its speed. `mhar-h1` waited 267 s for the card
   before its tenth step. Speeds are medians over the log lines, which this moves little; those of runs without such
   company on the card are in [train-steps](../2026-11-29_train-steps). The runs with seed 1 had their cards to
-  themselves; on the other card of the host another run or a benchmark was at work.
+  themselves; on the other card of the host another run or a benchmark was at work. `mhar-h4` compiled ahead and then
+  waited for its turn, which its time in all includes.
 - {tokens} tokens are a twentieth of the paper's; what is ahead here need not be at the end of a long run.
 - One learning rate for all arms. The paper's single-head arm prefers half of it at larger shapes.
 - Arms with one seed have no error bar. Three seeds make a wide one.

@@ -23,5 +23,5 @@ def in_one_line(command: Callable[[], object]) -> None:
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         if os.environ.get("DEPTHROUTE_DEBUG"):
             raise
-        print(f"depthroute: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"depthroute: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         sys.exit(1)

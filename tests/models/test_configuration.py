@@ -83,8 +83,20 @@ def test_a_misspelt_field_of_the_decoder_is_refused_and_one_of_another_version_i
     values = decoder().to_dict()
     with pytest.raises(ValueError, match="decoder: unknown field 'hidden_sise'; did you mean 'hidden_size'"):
         DepthRoutedConfig(decoder={**values, "hidden_sise": 64})
-    kept = DepthRoutedConfig(decoder={**values, "rope_theta_of_another_version": 1.0})
+    kept = DepthRoutedConfig(decoder={**values, "rope_theta_of_another_version": 1.0, "tie_encoder_decoder": False})
     assert kept.decoder.rope_theta_of_another_version == 1.0
+
+
+def test_a_file_with_a_field_of_another_version_loads(tmp_path):
+    config = DepthRoutedConfig(decoder=decoder(), residual={"scheme": "mhar"})
+    config.decoder.eos_token_ids = [1, 2]
+    config.save_pretrained(tmp_path)
+    assert DepthRoutedConfig.from_pretrained(tmp_path).decoder.eos_token_ids == [1, 2]
+
+
+def test_a_decoder_that_reads_both_ways_is_refused():
+    with pytest.raises(ValueError, match=r"decoder\.is_causal is False"):
+        DepthRoutedConfig(decoder={**decoder().to_dict(), "is_causal": False})
 
 
 def test_a_stock_checkpoint_is_not_taken_for_a_routed_one(tmp_path):

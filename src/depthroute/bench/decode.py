@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
-    new_folder(options.out, "--out")
+    options.out = new_folder(options.out, "--out")
     if options.context < LEAST_CONTEXT:
         parser.error(f"--context is {options.context}, but should be at least {LEAST_CONTEXT}")
     timing.require_cuda()

@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)
-    new_folder(options.out, "--out")
+    options.out = new_folder(options.out, "--out")
     if options.sweep:
         if any(chains.SHAPES[name].block for name in options.shapes):
             parser.error("--sweep has no gated reads")

@@ -294,7 +294,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hold", type=Path, help="say HOLD.ready once compiled, and measure when HOLD.go is there")
     options = parser.parse_args(arguments)
     options.overrides = dict(options.overrides)
-    new_file(options.out, "--out")
+    options.out = new_file(options.out, "--out")
     if options.sharded and options.strategy != "fsdp2":
         parser.error("--sharded needs --strategy fsdp2")
     return options

@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
-    new_folder(options.out, "--out")
+    options.out = new_folder(options.out, "--out")
     timing.require_cuda()
     jobs = [
         Job(

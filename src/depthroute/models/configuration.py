@@ -47,6 +47,10 @@ class DepthRoutedConfig(DecoderSubConfig, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.decoder = _decoder_config(self.decoder)
+        if getattr(self.decoder, "is_causal", True) is False:
+            raise ValueError(
+                "decoder.is_causal is False, but must be True: a depth-routed decoder reads from left to right"
+            )
         self.residual = schemes.resolve(
             {"scheme": "additive"} if self.residual is None else self.residual, self.decoder
         )
@@ -69,6 +73,9 @@ class DepthRoutedConfig(DecoderSubConfig, PreTrainedConfig):
                 f"model_type is {found!r}, but must be {cls.model_type!r}; "
                 "depthroute.convert_checkpoint makes a depth-routed model of a stock one"
             )
+        # A decoder from a file is taken as it is: files have fields of all ages.
+        if isinstance(decoder := config_dict.get("decoder"), dict) and decoder.get("model_type") in SUPPORTED_DECODERS:
+            config_dict = {**config_dict, "decoder": AutoConfig.for_model(**decoder)}
         return super().from_dict(config_dict, **kwargs)
 
     @property
@@ -115,7 +122,7 @@ def _decoder_config(decoder: Any) -> PreTrainedConfig:
         return decoder
     values = {key: value for key, value in decoder.items() if key != "model_type"}
     known = AutoConfig.for_model(model_type).to_dict()
-    for key in values.keys() - known.keys():  # not refused as such: the files of checkpoints have fields of all ages
-        if difflib.get_close_matches(key, known, n=1, cutoff=0.9):
+    for key in values.keys() - known.keys():
+        if values[key] not in (None, False) and difflib.get_close_matches(key, known, n=1, cutoff=0.9):
             raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
     return AutoConfig.for_model(model_type, **values)

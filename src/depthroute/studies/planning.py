@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -201,7 +202,7 @@ def plan(
     `run_study` would refuse of them is refused here too.
     Raises what `run_study` raises, and ValueError for a speed that is not positive.
     """
-    if tokens_per_second is not None and not tokens_per_second > 0:
+    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
         raise ValueError(f"tokens_per_second: got {tokens_per_second}, wants a positive speed")
     study = load_study(source, overrides)
     wanted = runs(study)

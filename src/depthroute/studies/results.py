@@ -14,7 +14,6 @@ from depthroute.studies.comparisons import compare
 from depthroute.studies.gains import compute_gains
 from depthroute.studies.study import Run, Study
 from depthroute.training.callbacks import read_metrics
-from depthroute.training.checkpoints import has_begun
 from depthroute.training.recipe import differing_keys, load_recipe
 
 FINISHED, FAILED, UNFINISHED, NOT_STARTED = "finished", "failed", "unfinished", "not started"
@@ -80,7 +79,7 @@ def check_place(out: Path, runs: Sequence[Run]) -> None:
     """
     for run in runs:
         path = run_folder(out, run) / "recipe.yaml"
-        if path.is_file() and has_begun(path.parent):
+        if path.is_file():
             finished = state(out, run)[0] == FINISHED
             keys = [key for key in differing_keys(load_recipe(path), run.recipe) if key != "name" or not finished]
             if keys:

@@ -64,7 +64,7 @@ class RecipeTrainer(Trainer):
         return_objective(model, recipe.optimizer.z_loss)
         if compiles_parts(recipe):
             compile_parts(model)
-        elif recipe.training.compile:
+        elif recipe.training.compile and number_of_ranks() > 1:
             whole_under_ddp()
         super().__init__(
             model=model,

@@ -56,8 +56,14 @@ def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
     out = Path(out)
     _refuse_another_recipe(out, recipe)
     if not (out / "summary.json").is_file():
-        with _without_bars():
-            _run(recipe, out, started)
+        try:
+            with _without_bars():
+                _run(recipe, out, started)
+        except Exception:
+            if not has_begun(out):  # it failed before its first step, so the folder is free for another recipe
+                for name in ("recipe.yaml", "environment.json"):
+                    (out / name).unlink(missing_ok=True)
+            raise
     if recipe.training.save_every is None and int(os.environ.get("RANK", "0")) == 0:
         rotate(out, keep=0)
     return json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -130,14 +136,12 @@ def _build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedFor
 
 
 def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
-    if not has_begun(out):  # a start that failed has nothing to lose
-        return
     file = out / "recipe.yaml"
     if file.is_file():
         differ = differing_keys(make_recipe(strict_yaml.read_mapping(file)), recipe)
         if differ:
             raise ValueError(f"out: {out} holds a run of another recipe ({', '.join(differ)}); wanted another folder")
-    else:
+    elif has_begun(out):
         raise ValueError(f"out: {out} holds a run without its recipe.yaml; wanted another folder")
 
 
