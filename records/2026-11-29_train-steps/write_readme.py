@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from depthroute.files import write_text
-from depthroute.report.markdown import table
+from depthroute.report.markdown import steps_table, table
 
 HERE = Path(__file__).parent
 PRESETS = ("100m", "350m", "1b")
@@ -72,20 +71,7 @@ def main() -> None:
     ]
     text = TEXT.format(
         **found["environment"],
-        steps=table(
-            [
-                "shape",
-                "scheme",
-                "tokens/s",
-                "of additive",
-                "step, ms",
-                "busy, ms",
-                "peak memory, GiB",
-                "of additive",
-                "first step, s",
-            ],
-            map(_cells, rows),
-        ),
+        steps=steps_table(rows),
         before=table(
             ["shape", "scheme", "how", "step, ms", "host, ms", "busy, ms", "kernels", "peak memory, GiB"],
             [cells for commit in ("1c81300", "1c6b777") for cells in _profiles(HERE / "profiles" / commit)],
@@ -96,21 +82,6 @@ def main() -> None:
         beside=speed / 377_006,
     )
     write_text(HERE / "README.md", text)
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    speed = row["tokens_per_second"]
-    return [
-        row["preset"],
-        f"`{row['scheme']}`",
-        f"{speed['median']:,.0f} ({speed['least']:,.0f} to {speed['most']:,.0f})",
-        f"{row['of_first']:.3f}",
-        f"{row['step_ms']:.2f}",
-        f"{row['busy_ms']:.2f}",
-        f"{row['peak_memory'] / 2**30:.2f}",
-        f"{row['memory_of_first']:.3f}",
-        f"{row['first_step_s']:.0f}",
-    ]
 
 
 def _profiles(folder: Path) -> list[list[str]]:

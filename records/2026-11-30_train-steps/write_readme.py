@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from depthroute.files import write_text
-from depthroute.report.markdown import table
+from depthroute.report.markdown import steps_table
 
 HERE = Path(__file__).parent
 PRESETS = ("100m", "350m", "1b")
@@ -53,20 +53,7 @@ def main() -> None:
     text = TEXT.format(
         **environment,
         aim=AIM,
-        steps=table(
-            [
-                "shape",
-                "scheme",
-                "tokens/s",
-                "of additive",
-                "step, ms",
-                "busy, ms",
-                "GiB",
-                "of additive",
-                "first step, s",
-            ],
-            [line(rows[preset, scheme]) for preset in PRESETS for scheme in ("additive", "mhar")],
-        ),
+        steps=steps_table(rows[preset, scheme] for preset in PRESETS for scheme in ("additive", "mhar")),
         reached=", ".join(
             f"{preset} {'reached' if ratio >= AIM else '**not reached**'} ({ratio:.3f})"
             for preset, ratio in ratios.items()
@@ -80,21 +67,6 @@ def main() -> None:
         ),
     )
     write_text(HERE / "README.md", text)
-
-
-def line(row: dict[str, Any]) -> list[str]:
-    speed = row["tokens_per_second"]
-    return [
-        row["preset"],
-        f"`{row['scheme']}`",
-        f"{speed['median']:,.0f} ({speed['least']:,.0f} to {speed['most']:,.0f})",
-        f"{row['of_first']:.3f}",
-        f"{row['step_ms']:.2f}",
-        f"{row['busy_ms']:.2f}",
-        f"{row['peak_memory'] / 2**30:.2f}",
-        f"{row['memory_of_first']:.3f}",
-        f"{row['first_step_s']:.0f}",
-    ]
 
 
 if __name__ == "__main__":

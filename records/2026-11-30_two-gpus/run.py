@@ -127,7 +127,9 @@ def run(out: Path, names: list[str], gpus: int, tiny: bool, patience: float, mea
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    results: dict[str, Any] = {"environment": describe_environment(), "links": _links(), "gpus": gpus, "parts": {}}
+    environment = describe_environment()
+    environment["command"] = ["OUT" if word == str(out) else word for word in environment["command"]]
+    results: dict[str, Any] = {"environment": environment, "links": _links(), "gpus": gpus, "parts": {}}
     parts = [Part(name, PARTS[name] + (f" {_TINY}" if tiny else ""), folder, gpus) for name in names]
 
     def keep(part: Part) -> None:

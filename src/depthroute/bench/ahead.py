@@ -15,9 +15,7 @@ from depthroute.training.compilation import compile_parts, compile_whole
 def compile_whole_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> None:
     """`compile_whole`, and let the compiler make the graphs of a training step on `ids` (B, T) now."""
     compile_whole(model, **options)
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    loss.backward()
+    _step(model, ids, precision)
     model.zero_grad(set_to_none=True)
 
 
@@ -41,15 +39,19 @@ def compile_ahead(model: Any, ids: Tensor, precision: str, **options: Any) -> No
     compiled = [layer.run_sublayers for layer in layers]
     for layer, run in zip(layers, compiled, strict=True):
         layer.run_sublayers = _alone(layer, run, ids.device if on_meta else None)
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    loss.backward()
+    _step(model, ids, precision)
     for layer, run in zip(layers, compiled, strict=True):
         layer.run_sublayers = run
     model.zero_grad(set_to_none=True)
     if on_meta:
         model.to("meta")
         model.tie_weights()
+
+
+def _step(model: Any, ids: Tensor, precision: str) -> None:
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
 
 
 def _alone(layer: Any, compiled: Any, device: torch.device | None) -> Callable[..., tuple[Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""Tables in Markdown of the runs of a study, finished or not, for the README of a record."""
+"""Tables in Markdown for the README of a record: of the runs of a study, finished or not, and of training steps."""
 
 from __future__ import annotations
 
@@ -20,6 +20,27 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with one line for each row."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def steps_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows of `bench train`'s train.json, each arm beside the first one of its preset."""
+    columns = ("shape", "scheme", "tokens/s", "of additive", "step, ms", "busy, ms", "peak memory, GiB", "of additive")
+    return table((*columns, "first step, s"), map(_step_cells, rows))
+
+
+def _step_cells(row: Mapping[str, Any]) -> list[str]:
+    speed = row["tokens_per_second"]
+    return [
+        row["preset"],
+        f"`{row['scheme']}`",
+        f"{speed['median']:,.0f} ({speed['least']:,.0f} to {speed['most']:,.0f})",
+        f"{row['of_first']:.3f}",
+        f"{row['step_ms']:.2f}",
+        f"{row['busy_ms']:.2f}",
+        f"{row['peak_memory'] / 2**30:.2f}",
+        f"{row['memory_of_first']:.3f}",
+        f"{row['first_step_s']:.0f}",
+    ]
 
 
 def with_error(summary: Summary | None, *, signed: bool = False) -> str:
