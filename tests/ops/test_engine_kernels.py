@@ -299,9 +299,31 @@ def test_settings_can_be_replaced_for_a_while():
     from depthroute.ops.kernels.settings import merge_tile
 
     chosen = merge_tile(8, 160, 2, "backward")
-    with overriding(merge_backward_warps=16):
-        assert merge_tile(8, 160, 2, "backward").warps == 16
+    with overriding(merge_backward_lane=16):
+        assert merge_tile(8, 160, 2, "backward").warps == chosen.warps // 2
     assert merge_tile(8, 160, 2, "backward") == chosen
+
+
+def test_a_merge_pads_no_row_whose_heads_are_a_few_equal_parts_wide():
+    from depthroute.ops.kernels.settings import merge_tile
+
+    for heads, width, parts in ((8, 160, 5), (8, 128, 1), (3, 192, 3), (9, 64, 1), (1, 576, 9)):
+        tile = merge_tile(heads, width, 2, "backward")
+        assert (tile.width * tile.parts, tile.parts) == (width, parts)
+    assert merge_tile(8, 100, 2, "forward")[2:4] == (128, 1)
+
+
+def test_a_backward_merge_has_as_many_programs_as_fit_on_the_card(monkeypatch):
+    from depthroute.ops.kernels.settings import MULTIPROCESSORS, REGISTERS, WARP, merge_budget, merge_tile
+
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for heads, width, itemsize in ((4, 128, 2), (8, 128, 2), (8, 160, 2), (8, 160, 4), (8, 512, 2), (1, 8192, 2)):
+        tile = merge_tile(heads, width, itemsize, "backward")
+        registers, programs = merge_budget(tile, itemsize)
+        resident = programs // MULTIPROCESSORS
+        used = registers * WARP * tile.warps
+        assert resident >= 1
+        assert resident * used <= REGISTERS < (resident + 1) * used
 
 
 def test_rows_too_wide_for_the_kernels_are_named():

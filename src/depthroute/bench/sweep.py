@@ -23,7 +23,7 @@ WORKERS = 12
 COPIES = 3  # sets of inputs to go round, so that the cache holds none of them whole
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "merge_forward": {"lane": (8, 16), "warps": (2, 4, 8)},
-    "merge_backward": {"lane": (8, 16), "warps": (1, 2, 4), "unroll": (1, 2, 4), "programs": (264, 528, 1056, 2112)},
+    "merge_backward": {"lane": (8, 16), "warps": (2, 4, 8), "registers": (96, 128, 168, 255)},
     "inter_forward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (16, 24, 32)},
     "inter_backward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (8, 16, 24)},
 }

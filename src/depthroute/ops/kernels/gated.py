@@ -10,8 +10,21 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain
-from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, store
-from depthroute.ops.kernels.settings import merge_tile, parts
+from depthroute.ops.kernels.rows import (
+    add,
+    add_scaled,
+    column,
+    dot,
+    load,
+    mask_of,
+    opaque,
+    round_to,
+    scale,
+    store,
+    sum_tokens,
+    zeros,
+)
+from depthroute.ops.kernels.settings import merge_budget, merge_tile
 
 
 @triton.jit
@@ -27,78 +40,63 @@ def _weights(lse_in, stat, mask, null_logit, head, H: tl.constexpr):
 @triton.jit(do_not_specialize=["T"])
 def gated_forward_kernel(
     stream, gate, partial, lse_in, null, null_logit, out, T,
-    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     head = tl.arange(0, BH)
     live = token < T
-    at = column(token, H, K, BH, BA, BB)
-    inside = mask_of(live, H, K, BH, BA, BB)
-    v = load(partial, at, inside, BB)
-    x = load(stream, at, inside, BB)
+    at = column(token, H, K, BH, W)
+    inside = mask_of(live, H, K, BH, W)
+    v = load(partial, at, inside, P)
+    x = load(stream, at, inside, P)
     once = tl.full((1,), 1, tl.int1)
-    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB), mask_of(once, H, K, BH, BA, BB), BB)
+    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, W), mask_of(once, H, K, BH, W), P)
     p, q = _weights(
         lse_in, token[:, None] * H + head[None, :], live[:, None] & (head < H)[None, :], null_logit, head, H
     )
-    g = tl.load(gate).to(tl.float32)
     wide: tl.constexpr = out.dtype.element_ty
-    mixed_a = _mixed(p, q, v[0], s[0])
-    mixed_b = _mixed(p, q, v[1], s[1])
-    y_a = x[0].to(tl.float32) + (g * mixed_a.to(wide).to(tl.float32)).to(wide).to(tl.float32)
-    y_b = x[1].to(tl.float32) + (g * mixed_b.to(wide).to(tl.float32)).to(wide).to(tl.float32)
-    store(out, at, (y_a.to(wide), y_b.to(wide)), inside, BB)
-
-
-@triton.jit
-def _mixed(p, q, v, null):
-    """The mix, rounded as a source is."""
-    return (p[:, :, None] * v.to(tl.float32) + q[:, :, None] * null.to(tl.float32)).to(v.dtype)
+    mix = round_to(add_scaled(scale(p, v), q, s), partial.dtype.element_ty)  # as a source is
+    g = tl.zeros_like(p) + tl.load(gate).to(tl.float32)
+    store(out, at, add(round_to(scale(g, round_to(mix, wide)), wide), x), inside)
 
 
 @triton.jit(do_not_specialize=["T", "steps"])
 def gated_backward_kernel(
     grad, gate, partial, lse_in, null, null_logit,
     partial_grad, lse_grad, gate_parts, null_parts, logit_parts, T, steps,
-    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BH)
     once = tl.full((1,), 1, tl.int1)
-    only_inside = mask_of(once, H, K, BH, BA, BB)
-    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB), only_inside, BB)
-    scale = tl.load(gate).to(tl.float32)
+    only_inside = mask_of(once, H, K, BH, W)
+    s = load(null, column(tl.zeros((1,), tl.int64), H, K, BH, W), only_inside, P)
+    through = tl.load(gate).to(tl.float32)
     dgate = tl.zeros((BT, BH), tl.float32)
     dlogit = tl.zeros((BT, BH), tl.float32)
-    dnull_a = tl.zeros((BT, BH, BA), tl.float32)
-    dnull_b = dnull_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+    dnull = zeros(BT, BH, W, P)
     for step in range(steps):
         token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
         live_stat = live[:, None] & (head < H)[None, :]
-        at = column(token, H, K, BH, BA, BB)
-        inside = mask_of(live, H, K, BH, BA, BB)
-        g = load(grad, at, inside, BB)
-        v = load(partial, at, inside, BB)
+        at = column(token, H, K, BH, W)
+        inside = mask_of(live, H, K, BH, W)
+        g = load(grad, at, inside, P)
+        v = load(partial, at, inside, P)
         p, q = _weights(lse_in, stat, live_stat, null_logit, head, H)
-        along = dot(g, v, BB)  # [BT, BH]
-        along_null = dot(g, s, BB)
+        along = dot(g, v)  # [BT, BH]
+        along_null = dot(g, s)
         along_mix = p * along + q * along_null
         dgate += along_mix
-        dlogit += q * scale * (along_null - along_mix)
-        d_a = scale * g[0].to(tl.float32)
-        d_b = scale * g[1].to(tl.float32)
-        out: tl.constexpr = partial_grad.dtype.element_ty
-        store(partial_grad, at, ((p[:, :, None] * d_a).to(out), (p[:, :, None] * d_b).to(out)), inside, BB)
-        tl.store(lse_grad + stat, p * scale * (along - along_mix), mask=live_stat)
-        dnull_a += q[:, :, None] * d_a
-        if BB > 0:
-            dnull_b += q[:, :, None] * d_b
+        dlogit += q * through * (along_null - along_mix)
+        store(partial_grad, at, scale(p * through, g), inside)
+        tl.store(lse_grad + stat, p * through * (along - along_mix), mask=live_stat)
+        dnull = add_scaled(dnull, q * through, g)
     tl.store(gate_parts + program, tl.sum(tl.sum(dgate, 1), 0))
     tl.store(logit_parts + program * H + head, tl.sum(dlogit, 0), mask=head < H)
-    own = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, BA, BB)
-    store(null_parts, own, (tl.sum(dnull_a, 0)[None, :, :], tl.sum(dnull_b, 0)[None, :, :]), only_inside, BB)
+    own = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, W)
+    store(null_parts, own, sum_tokens(dnull), only_inside)
 
 
 def forward(
@@ -125,13 +123,15 @@ def backward(
     partial_grad, lse_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
     tile = merge_tile(num_heads, D // num_heads, partial.element_size(), "backward")
     blocks = triton.cdiv(T, tile.tokens)
-    steps = triton.cdiv(blocks, parts("merge_backward"))
+    registers, programs = merge_budget(tile, partial.element_size())
+    steps = triton.cdiv(blocks, programs)
     programs = triton.cdiv(blocks, steps)
     gate_parts = lse_in.new_empty(programs)
     null_parts, logit_parts = lse_in.new_empty((programs, D)), lse_in.new_empty((programs, num_heads))
     with on_device(partial):
         tensors = [plain(tensor) for tensor in (grad, gate, partial, lse_in, null, null_logit)]
         arguments = (*tensors, partial_grad, lse_grad, gate_parts, null_parts, logit_parts, T, steps)
-        launch(gated_backward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
+        options = {"num_warps": tile.warps, "maxnreg": registers}
+        launch(gated_backward_kernel, programs, arguments, tile.block(num_heads, D), **options)
         gate_grad = gate_parts.sum(0, keepdim=True).to(gate.dtype)
         return gate_grad, partial_grad, lse_grad, null_parts.sum(0).to(null.dtype), logit_parts.sum(0)

@@ -1,13 +1,15 @@
 """Finished sources read for all sites of a tile at once, in Triton, on tensor cores.
 
 A program reads one token and head after another: values v [sources, channels], queries w [channels, sites]. Two
-products forward, v w and v^T p, four backward; sites are the narrow side of each, 8 with 16-bit operands, so nothing is
-padded. Channels are cut into chunks, a warp for each, and the products are batched over them; only logits cross warps.
+products forward, v w and v^T p; sites are their narrow side, 8 with 16-bit operands, so nothing is padded. Three
+backward, with the upstream gradients and the queries of all sites in turn, g: v g^T, v^T u, and (p, u) g. Channels are
+cut into chunks, a warp for each, and the products are batched over them; only logits cross warps.
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
 and N more read where sums so far come in: at 64 sources and 8 sites about 36 operations a byte, so memory is the bound.
 What keeps the kernels from it is in docs/operator.md.
 
-16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more.
+16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more; the
+low part is a product of its own.
 
 An exact backward makes <d partial, partial> of the sources: where they are few, as it reads them; where they are more
 than a program holds at once, in a pass before that, which reads them once more.
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.rows import opaque
-from depthroute.ops.kernels.settings import inter_programs, inter_tile, parts
+from depthroute.ops.kernels.settings import inter_parts, inter_programs, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
 
@@ -138,15 +140,13 @@ def inter_forward_kernel(
 
 
 @triton.jit
-def _pairs(table, weight, at, S, k, K: tl.constexpr, site2, live, dtype: tl.constexpr, H: tl.constexpr, head, row):
-    """[C, 2 BS, channels]: the upstream gradient of a site, then its query, then those of the next site."""
-    site = site2 // 2
-    is_query = (site2 % 2)[None, :, None] == 1
-    inside = (site < S)[None, :, None] & (k < K)[:, None, :]
-    grad = _pointers(table + at, site, (site < S) & live, dtype)[None, :, None]
-    g = tl.load(grad + (row + k)[:, None, :], mask=inside & live & (site2 % 2 == 0)[None, :, None], other=0.0)
-    w = tl.load(weight + site[None, :, None] * (H * K) + (head * K + k)[:, None, :], mask=inside & is_query, other=0.0)
-    return tl.where(is_query, w.to(dtype), g)
+def _pairs(table, at, S, k, K: tl.constexpr, BS: tl.constexpr, live, dtype: tl.constexpr, H: tl.constexpr, head, token):
+    """[C, 2 BS, channels]: the upstream gradient of a site, then its query as rounded, then those of the next site."""
+    row = tl.arange(0, 2 * BS)
+    is_query = row % 2 == 1
+    there = (row < 2 * S) & (live | is_query)
+    rows = _pointers(table + at, row, there, dtype) + tl.where(is_query, 0, token * (H * K)) + head * K
+    return tl.load(rows[None, :, None] + k[:, None, :], mask=there[None, :, None] & (k < K)[:, None, :], other=0.0)
 
 
 @triton.jit
@@ -159,25 +159,27 @@ def _sums(table, N, at_other, at, n, there, dtype: tl.constexpr):
 
 @triton.jit
 def _products(
-    v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BB: tl.constexpr,
+    v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, there, SPLIT: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
-    nothing = tl.zeros((C, BN, BS), tl.float32)
-    raw = _product(v_a, w_a, low_a, nothing, SPLIT)
-    dp = tl.dot(v_a, g_a, nothing, input_precision="ieee")
+    both = tl.dot(v_a, tl.trans(pairs_a, (0, 2, 1)), input_precision="ieee")
     if BB > 0:
-        raw = _product(v_b, w_b, low_b, raw, SPLIT)
-        dp = tl.dot(v_b, g_b, dp, input_precision="ieee")
-    raw = tl.sum(raw, 0)
+        both = tl.dot(v_b, tl.trans(pairs_b, (0, 2, 1)), both, input_precision="ieee")
+    dp, raw = tl.split(tl.reshape(tl.sum(both, 0), (BN, BS, 2)))
+    if SPLIT:
+        low = tl.dot(v_a, low_a, input_precision="ieee")
+        if BB > 0:
+            low = tl.dot(v_b, low_b, low, input_precision="ieee")
+        raw += tl.sum(low, 0)
     p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
-    return raw, p, tl.sum(dp, 0)
+    return raw, p, dp
 
 
 @triton.jit
 def _backward_rows(
-    first, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b, pairs_a, pairs_b,
-    z, dz, dw_a, dw_b, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr,
+    first, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b, z, dz,
+    dw_a, dw_b, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr,
     K: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the rows from `first` on of one token and head, stored; returns the weights', with theirs added."""
@@ -197,7 +199,7 @@ def _backward_rows(
         d_a = tl.zeros((C, BN, BA), tl.float32)
         if BB > 0:
             d_b = tl.zeros((C, BN, BB), tl.float32)
-    raw, p, dp = _products(v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, there, SPLIT, BN, BS, C, BB)
+    raw, p, dp = _products(v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, there, SPLIT, BN, BS, BB)
     if EXACT and ONE:
         dp -= tl.sum(p * dp, 0)[None, :]
     dl = p * (dp + dz[None, :])
@@ -233,27 +235,25 @@ def inter_backward_kernel(
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
-    # upstream gradients, those of the log-sum-exps, the log-sum-exps. No sum so far: the source itself in its place;
-    # none at all: not SUMS.
+    # upstream gradients and queries in turn, the gradients of the log-sum-exps, the log-sum-exps. No sum so far: the
+    # source itself in its place; none at all: not SUMS.
     # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN, so that a token is
     # one stretch of code, in which all its rows are on their way at once.
     SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
-    site, some, site2 = tl.arange(0, BS), tl.arange(0, BN), tl.arange(0, 2 * BS)
+    site, some = tl.arange(0, BS), tl.arange(0, BN)
     chunk = tl.arange(0, C)[:, None]
     k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
     k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
     queries = weight + site[None, None, :] * (H * K) + head * K
     asks = (site < S)[None, None, :]
-    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
+    _, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
     dw_a = tl.zeros((C, BA, BS), tl.float32)
-    dw_b = dw_a
+    low_b, dw_b = low_a, dw_a
     if BB > 0:
-        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
+        _, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
         dw_b = tl.zeros((C, BB, BS), tl.float32)
-    else:
-        w_b, low_b = w_a, low_a
 
     # In one stage: several, through shared memory, would leave room for half as many programs.
     for step in tl.range(0, steps, num_stages=1):
@@ -262,35 +262,28 @@ def inter_backward_kernel(
         stat = token * H + head
         live = token < T
         mine = (site < S) & live
-        upstream = _pointers(table + 6 * N, site, mine, dtype)[None, None, :]
-        g_a = tl.load(upstream + (row + k_a)[:, :, None], mask=mine[None, None, :] & (k_a < K)[:, :, None], other=0.0)
-        pairs_a = _pairs(table, weight, 6 * N, S, k_a, K, site2, live, dtype, H, head, row)
+        pairs_a = _pairs(table, 6 * N, S, k_a, K, BS, live, dtype, H, head, token)
+        pairs_b = pairs_a
         if BB > 0:
-            inside_g = mine[None, None, :] & (k_b < K)[:, :, None]
-            g_b = tl.load(upstream + (row + k_b)[:, :, None], mask=inside_g, other=0.0)
-            pairs_b = _pairs(table, weight, 6 * N, S, k_b, K, site2, live, dtype, H, head, row)
-        else:
-            g_b, pairs_b = g_a, pairs_a
-        dz = tl.load(_pointers(table + 6 * N + S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
-        z = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
+            pairs_b = _pairs(table, 6 * N, S, k_b, K, BS, live, dtype, H, head, token)
+        dz = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
+        z = tl.load(_pointers(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
         if EXACT and not ONE:
             for first in range(0, N, BN):
                 n = first + some
                 v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
-                _, p, dp = _products(
-                    v_a, v_b, r, w_a, low_a, w_b, low_b, g_a, g_b, z, (n < N) & live, SPLIT, BN, BS, C, BB
-                )
+                _, p, dp = _products(v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, (n < N) & live, SPLIT, BN, BS, BB)
                 dz -= tl.sum(p * dp, 0)
         if ONE:
             dw_a, dw_b = _backward_rows(
-                0, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b,
-                pairs_a, pairs_b, z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+                0, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b,
+                z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
             )  # fmt: skip
         else:
             for first in range(0, N, BN):
                 dw_a, dw_b = _backward_rows(
-                    first, table, N, row, stat, live, some, k_a, k_b, w_a, low_a, w_b, low_b, g_a, g_b,
-                    pairs_a, pairs_b, z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+                    first, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b,
+                    z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
                 )  # fmt: skip
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
     asked = (site < S)[None, :, None]
@@ -344,13 +337,15 @@ def backward(
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
     tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "backward")
-    programs = min(T, parts("inter_backward"), max(1, inter_programs(tile.chunks, "backward") // num_heads))
+    programs = min(T, inter_parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
     steps = triton.cdiv(T, programs)
     programs = triton.cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
+        # A row of the queries is aligned as a token's row is.
+        pairs = [row for pair in zip(sites[0], weight.to(like.dtype), strict=True) for row in pair]
         table = pointer_table(
-            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *sites[1], *sites[2]]
+            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *pairs, *sites[1], *sites[2]]
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))

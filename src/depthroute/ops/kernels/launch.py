@@ -65,8 +65,8 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(tensor.device)
 
 
-def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], *, num_warps: int) -> None:
-    """`kernel[(programs,)](*arguments, *constants)` without looking at every argument again.
+def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], **options: int) -> None:
+    """`kernel[(programs,)](*arguments, *constants, **options)` without looking at every argument again.
 
     Triton chooses the compiled variant by the type, the alignment and the value of each argument, which for tens of
     addresses takes longer than the kernel runs. Here it depends on less, which is what callers must keep to: tensors
@@ -84,11 +84,11 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequ
             kinds.append(len(argument) if isinstance(argument, tuple) else type(argument))
             values.append(argument)
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    key = (id(kernel), device, num_warps, *constants, *kinds)
+    key = (id(kernel), device, *options.values(), *constants, *kinds)
     variant = _variants.get(key)
     if variant is not None:
         variant[programs, 1, 1](*values, *constants)
         return
-    variant = kernel[(programs,)](*arguments, *constants, num_warps=num_warps)
+    variant = kernel[(programs,)](*arguments, *constants, **options)
     if variant is not None:  # the interpreter has none
         _variants[key] = variant

@@ -2,9 +2,9 @@
 
 A program holds whole rows, all heads. Rows of D values, for M sources and each token:
 forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
-written. The backward passes over the sources twice, to make the mix again and then for their gradients; the second
-pass is out of a cache, and neither makes the inner products <w, s> again, which the forward keeps. Bound by memory;
-between the sites of a tile most sources stay in the L2 cache.
+written. Both hold the rows of all sources in registers, so all are on their way at once; the backward uses them twice,
+to make the mix again and then for their gradients, and finds their inner products with the weight where the forward
+left them. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,30 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain
-from depthroute.ops.kernels.rows import column, dot, load, mask_of, opaque, square, store
-from depthroute.ops.kernels.settings import merge_tile, parts
+from depthroute.ops.kernels.rows import (
+    add,
+    add_scaled,
+    as_loaded,
+    column,
+    dot,
+    load,
+    mask_of,
+    multiply,
+    opaque,
+    round_to,
+    scale,
+    square,
+    store,
+    subtract,
+    sum_tokens,
+    zeros,
+)
+from depthroute.ops.kernels.settings import merge_budget, merge_tile
 from depthroute.ops.kernels.sums import sum_parts
 
 # Addresses travel as arguments: a table in memory would cost a launch for every site. The lists are padded, and the
 # number of sources below their end is a run-time value, so only a few variants are ever compiled.
-SLOTS = (2, 4, 8, 16)
+SLOTS = (2, 4, 6, 8, 16)
 
 
 @triton.jit
@@ -30,10 +47,20 @@ def _at(address, dtype: tl.constexpr):
     return tl.multiple_of(tl.cast(address, tl.int64).to(tl.pointer_type(dtype)), 16)
 
 
+@triton.jit
+def _rows(sources, M, at, live, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr,
+          W: tl.constexpr, P: tl.constexpr):  # fmt: skip
+    """Rows of all sources, on their way at once. Slots from M on are masked and cause no traffic."""
+    values = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(len(sources)):
+        values = values + (load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, W), P),)  # noqa: RUF005
+    return values
+
+
 @triton.jit(do_not_specialize=["M", "T", "has_partial"])
 def merge_forward_kernel(
     sources, rstds, partial, lse_in, weight, gamma, out, lse, newest, raws, M, T, has_partial, eps, norm_eps,
-    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out.dtype.element_ty
@@ -42,53 +69,42 @@ def merge_forward_kernel(
     live = token < T
     stat = token[:, None] * H + head[None, :]
     live_stat = live[:, None] & (head < H)[None, :]
-    at = column(token, H, K, BH, BA, BB)
-    inside = mask_of(live, H, K, BH, BA, BB)
-    only_column = column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB)
-    w = load(weight, only_column, mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB), BB)
+    at = column(token, H, K, BH, W)
+    only_at, always = column(tl.zeros((1,), tl.int64), H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
+    w = load(weight, only_at, always, P)
 
-    # The newest source comes first. Slots from M on are masked: a logit of -inf, no traffic.
-    values = ()  # type: tuple[tl.tensor, ...]
-    for i in tl.static_range(len(sources)):
-        values = values + (load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB),)  # noqa: RUF005
-    has = live & (has_partial != 0)
-    mixed = load(partial, at, mask_of(has, H, K, BH, BA, BB), BB)
+    values = _rows(sources, M, at, live, dtype, H, K, BH, W, P)  # the newest comes first
+    mixed = load(partial, at, mask_of(live & (has_partial != 0), H, K, BH, W), P)
     z = tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf"))
 
-    rstd = tl.rsqrt(square(values[0], BB) / (H * K) + eps)  # [BT]
+    rstd = tl.rsqrt(square(values[0]) / (H * K) + eps)  # [BT]
     tl.store(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), mask=live_stat)
-    raw = dot(values[0], w, BB)  # [BT, BH]
+    raw = dot(values[0], w)  # [BT, BH]
     tl.store(raws + stat, raw, mask=live_stat)
     logit = raw * rstd[:, None]
     top = tl.maximum(z, logit)
     logits = (logit,)  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(1, len(sources)):
         r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
-        raw = dot(values[i], w, BB)
+        raw = dot(values[i], w)
         tl.store(raws + i * tl.cast(T, tl.int64) * H + stat, raw, mask=live_stat & (i < M))
         logit = tl.where(i < M, raw * r, float("-inf"))
         top = tl.maximum(top, logit)
         logits = logits + (logit,)  # noqa: RUF005
     p = tl.exp(z - top)
-    total = p
-    acc_a = p[:, :, None] * mixed[0].to(tl.float32)
-    acc_b = p[:, :, None] * mixed[1].to(tl.float32)
+    whole = p
+    mix = scale(p, mixed)
     for i in tl.static_range(len(sources)):
         p = tl.exp(logits[i] - top)
-        total += p
-        acc_a += p[:, :, None] * values[i][0].to(tl.float32)
-        if BB > 0:
-            acc_b += p[:, :, None] * values[i][1].to(tl.float32)
-    mix = ((acc_a / total[:, :, None]).to(dtype), (acc_b / total[:, :, None]).to(dtype))
-    tl.store(lse + stat, top + tl.log(total), mask=live_stat)
+        whole += p
+        mix = add_scaled(mix, p, values[i])
+    mix = round_to(scale(1 / whole, mix), dtype)
+    tl.store(lse + stat, top + tl.log(whole), mask=live_stat)
     if NORM:
-        rho = tl.rsqrt(square(mix, BB) / (H * K) + norm_eps)[:, None, None]
-        g = load(gamma, only_column, mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB), BB)
+        rho = tl.rsqrt(square(mix) / (H * K) + norm_eps)[:, None] + tl.zeros_like(whole)
         # Rounded as the norm module rounds: to the type of the mix before the weight comes in.
-        normed_a = (mix[0].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[0].to(tl.float32)
-        normed_b = (mix[1].to(tl.float32) * rho).to(dtype).to(tl.float32) * g[1].to(tl.float32)
-        mix = (normed_a.to(dtype), normed_b.to(dtype))
-    store(out, at, mix, inside, BB)
+        mix = multiply(round_to(scale(rho, mix), dtype), load(gamma, only_at, always, P))
+    store(out, at, mix, mask_of(live, H, K, BH, W))
 
 
 @triton.jit(do_not_specialize=["M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"])
@@ -97,169 +113,90 @@ def merge_backward_kernel(
     grad, rstd_grad, partial, lse_in, lse, newest, raws, weight, gamma,
     partial_grad, normaliser_grad, weight_parts,
     M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
-    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    NORM: tl.constexpr, SUMS: tl.constexpr, UNROLL: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+    NORM: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = grad.dtype.element_ty
     D: tl.constexpr = H * K
     program = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BH)
-    only_column = column(tl.zeros((1,), tl.int64), H, K, BH, BA, BB)
-    only_inside = mask_of(tl.full((1,), 1, tl.int1), H, K, BH, BA, BB)
-    w = load(weight, only_column, only_inside, BB)
-    dw_a = tl.zeros((BT, BH, BA), tl.float32)
-    dw_b = dw_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+    only_at, always = column(tl.zeros((1,), tl.int64), H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
+    w = load(weight, only_at, always, P)
+    dw = zeros(BT, BH, W, P)
     if NORM:
-        gm = load(gamma, only_column, only_inside, BB)
-        dgamma_a = tl.zeros((BT, BH, BA), tl.float32)
-        dgamma_b = dgamma_a if BB == 0 else tl.zeros((BT, BH, BB), tl.float32)
+        gm = load(gamma, only_at, always, P)
+        dgamma = zeros(BT, BH, W, P)
     for step in range(steps):
         token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
         live_stat = live[:, None] & (head < H)[None, :]
-        at = column(token, H, K, BH, BA, BB)
-        inside = mask_of(live, H, K, BH, BA, BB)
+        at = column(token, H, K, BH, W)
 
-        upstream = load(grad, at, inside, BB)
-        has = live & (has_partial != 0)
-        mixed = load(partial, at, mask_of(has, H, K, BH, BA, BB), BB)
+        upstream = load(grad, at, mask_of(live, H, K, BH, W), P)
+        has, has_stat = mask_of(live & (has_partial != 0), H, K, BH, W), live_stat & (has_partial != 0)
+        mixed = load(partial, at, has, P)
+        values = _rows(sources, M, at, live, dtype, H, K, BH, W, P)
         z = tl.load(lse + stat, mask=live_stat, other=0.0)
-        p_in = tl.exp(tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf")) - z)
-        m_a = p_in[:, :, None] * mixed[0].to(tl.float32)
-        m_b = p_in[:, :, None] * mixed[1].to(tl.float32)
-        # Some sources are on their way while others are added up, here and below.
-        coming = _load_rows(
-            0, UNROLL, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
-        )
-        for first in tl.static_range(0, len(sources), UNROLL):
-            rows = coming
-            if first + UNROLL < len(sources):
-                coming = _load_rows(
-                    first + UNROLL, UNROLL, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype,
-                    H, K, BH, BA, BB,
-                )  # fmt: skip
-            if first < M:
-                for i in tl.static_range(first, first + UNROLL):
-                    v, r, raw = rows[i - first]
-                    p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
-                    m_a += p[:, :, None] * v[0].to(tl.float32)
-                    if BB > 0:
-                        m_b += p[:, :, None] * v[1].to(tl.float32)
+        p_in = tl.exp(tl.load(lse_in + stat, mask=has_stat, other=float("-inf")) - z)
+        stats = ()  # type: tuple[tl.tensor, ...]
+        for i in tl.static_range(len(sources)):
+            if i == 0:
+                r = tl.load(newest + stat, mask=live_stat, other=0.0)
+            else:
+                r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+            raw = tl.load(raws + i * tl.cast(T, tl.int64) * H + stat, mask=live_stat & (i < M), other=0.0)
+            stats = stats + ((r, raw),)  # noqa: RUF005
 
-        g_a, g_b = upstream[0].to(tl.float32), upstream[1].to(tl.float32)
+        m = scale(p_in, mixed)
+        for i in tl.static_range(len(sources)):
+            if i < M:
+                r, raw = stats[i]
+                m = add_scaled(m, tl.exp(raw * r - z), values[i])
+        g = upstream
         if NORM:
             # The norm had the mix as it was rounded.
-            n_a, n_b = m_a.to(dtype).to(tl.float32), m_b.to(dtype).to(tl.float32)
-            rho = tl.rsqrt(square((n_a, n_b), BB) / D + norm_eps)  # [BT]
-            dgamma_a += g_a * n_a * rho[:, None, None]
-            g_a *= gm[0].to(tl.float32)
-            if BB > 0:
-                dgamma_b += g_b * n_b * rho[:, None, None]
-                g_b *= gm[1].to(tl.float32)
-            along = tl.sum(dot((g_a, g_b), (n_a, n_b), BB), 1) * (rho * rho * rho / D)  # [BT]
-            g_a = rho[:, None, None] * g_a - along[:, None, None] * n_a
-            g_b = rho[:, None, None] * g_b - along[:, None, None] * n_b
-        delta = dot((g_a, g_b), (m_a, m_b), BB)  # [BT, BH]
+            n = round_to(m, dtype)
+            rho = tl.rsqrt(square(n) / D + norm_eps)[:, None] + tl.zeros_like(z)  # [BT, BH]
+            dgamma = add_scaled(dgamma, rho, multiply(upstream, n))
+            g = multiply(upstream, gm)
+            along = tl.sum(dot(g, n), 1)[:, None] * (rho * rho * rho / D)
+            g = add_scaled(scale(rho, g), -along, n)
+        delta = dot(g, m)  # [BT, BH]
 
-        lse_grad = p_in * (dot((g_a, g_b), mixed, BB) - delta)
-        d_in = ((p_in[:, :, None] * g_a).to(dtype), (p_in[:, :, None] * g_b).to(dtype))
-        store(partial_grad, at, d_in, mask_of(has, H, K, BH, BA, BB), BB)
-        # From the gradient as it is rounded: the inter read has no other.
-        tl.store(normaliser_grad + stat, lse_grad - dot(d_in, mixed, BB), mask=live_stat & (has_partial != 0))
+        whole = scale(p_in, g)
+        store(partial_grad, at, whole, has)
+        # <whole, partial> less that of what is stored: the inter read has no other.
+        lost = subtract(whole, round_to(whole, dtype))
+        tl.store(normaliser_grad + stat, dot(lost, as_loaded(mixed)) - p_in * delta, mask=has_stat)
 
-        ahead = _load_some(
-            0, UNROLL, sources, rstds, sums, rstd_sums, newest, raws, M, T, has_sums, has_rstd_sums,
-            at, stat, live, live_stat, dtype, H, K, BH, BA, BB, SUMS,
-        )  # fmt: skip
-        for first in tl.static_range(0, len(sources), UNROLL):
-            now = ahead
-            if first + UNROLL < len(sources):
-                ahead = _load_some(
-                    first + UNROLL, UNROLL, sources, rstds, sums, rstd_sums, newest, raws, M, T,
-                    has_sums, has_rstd_sums,
-                    at, stat, live, live_stat, dtype, H, K, BH, BA, BB, SUMS,
-                )  # fmt: skip
-            if first < M:
-                for i in tl.static_range(first, first + UNROLL):
-                    v, total, r, raw, rstd_total = now[i - first]
-                    v_a, v_b = v[0].to(tl.float32), v[1].to(tl.float32)
-                    p = tl.where(i < M, tl.exp(raw * r - z), 0.0)
-                    dl = p * (dot((v_a, v_b), (g_a, g_b), BB) - delta)
-                    u = dl * r
-                    dr = dl * raw
-                    d_a = p[:, :, None] * g_a + u[:, :, None] * w[0]
-                    d_b = p[:, :, None] * g_b + u[:, :, None] * w[1]
+        for i in tl.static_range(len(sources)):
+            if i < M:
+                r, raw = stats[i]
+                v = as_loaded(values[i])
+                p = tl.exp(raw * r - z)
+                dl = p * (dot(v, g) - delta)
+                u = dl * r
+                dr = dl * raw
+                d = add_scaled(scale(p, g), u, w)
+                if SUMS:
+                    summed = mask_of(live & (((has_sums >> i) & 1) != 0), H, K, BH, W)
+                    d = add(d, load(_at(sums[i], dtype), at, summed, P))
+                if i == 0:  # its rstd is born here, so the gradient through it is applied here, once
+                    dr += tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
+                    d = add_scaled(d, -tl.sum(dr, 1)[:, None] * (r * r * r / D), v)
+                else:
                     if SUMS:
-                        dr += rstd_total
-                        d_a += total[0].to(tl.float32)
-                        d_b += total[1].to(tl.float32)
-                    if i == 0:  # its rstd is born here, so the gradient through it is applied here, once
-                        dr += tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
-                        through = tl.sum(dr, 1)[:, None] * (r * r * r / D)  # [BT, BH]
-                        d_a -= through[:, :, None] * v_a
-                        d_b -= through[:, :, None] * v_b
-                    else:
-                        tl.store(_at(rstd_grads[i - 1], tl.float32) + stat, dr, mask=live_stat & (i < M))
-                    used = mask_of(live & (i < M), H, K, BH, BA, BB)
-                    store(_at(source_grads[i], dtype), at, (d_a.to(dtype), d_b.to(dtype)), used, BB)
-                    dw_a += u[:, :, None] * v_a
-                    if BB > 0:
-                        dw_b += u[:, :, None] * v_b
+                        summed = live_stat & (((has_rstd_sums >> (i - 1)) & 1) != 0)
+                        dr += tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=summed, other=0.0)
+                    tl.store(_at(rstd_grads[i - 1], tl.float32) + stat, dr, mask=live_stat)
+                store(_at(source_grads[i], dtype), at, d, mask_of(live, H, K, BH, W))
+                dw = add_scaled(dw, u, v)
     # One row of sums for the weight, and behind it one for the norm's.
     row = tl.full((1,), 1, tl.int64) * program * (2 if NORM else 1)
-    _store_sum(weight_parts, column(row, H, K, BH, BA, BB), dw_a, dw_b, only_inside, BB)
+    store(weight_parts, column(row, H, K, BH, W), sum_tokens(dw), always)
     if NORM:
-        _store_sum(weight_parts, column(row + 1, H, K, BH, BA, BB), dgamma_a, dgamma_b, only_inside, BB)
-
-
-@triton.jit
-def _load_rows(
-    first: tl.constexpr, count: tl.constexpr, sources, rstds, newest, raws, M, T, at, stat, live, live_stat,
-    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-):  # fmt: skip
-    """Rows of `count` sources, their rstd, their inner products with the weight."""
-    loaded = ()  # type: tuple[tl.tensor, ...]
-    for i in tl.static_range(first, first + count):
-        v = load(_at(sources[i], dtype), at, mask_of(live & (i < M), H, K, BH, BA, BB), BB)
-        if i == 0:
-            r = tl.load(newest + stat, mask=live_stat, other=0.0)
-        else:
-            r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
-        raw = tl.load(raws + i * tl.cast(T, tl.int64) * H + stat, mask=live_stat & (i < M), other=0.0)
-        loaded = loaded + ((v, r, raw),)  # noqa: RUF005
-    return loaded
-
-
-@triton.jit
-def _load_some(
-    first: tl.constexpr, count: tl.constexpr,
-    sources, rstds, sums, rstd_sums, newest, raws, M, T, has_sums, has_rstd_sums, at, stat, live, live_stat,
-    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    SUMS: tl.constexpr,
-):  # fmt: skip
-    """As `_load_rows`, with the sums so far of the gradients of the sources and of their rstd if there are SUMS."""
-    rows = _load_rows(
-        first, count, sources, rstds, newest, raws, M, T, at, stat, live, live_stat, dtype, H, K, BH, BA, BB
-    )
-    loaded = ()  # type: tuple[tl.tensor, ...]
-    for i in tl.static_range(first, first + count):
-        v, r, raw = rows[i - first]
-        total, rstd_total = v, tl.zeros_like(r)
-        if SUMS:
-            summed = ((has_sums >> i) & 1) != 0
-            total = load(_at(sums[i], dtype), at, mask_of(live & summed, H, K, BH, BA, BB), BB)
-        if SUMS and i > 0:
-            rstd_summed = ((has_rstd_sums >> (i - 1)) & 1) != 0
-            rstd_total = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=live_stat & rstd_summed, other=0.0)
-        loaded = loaded + ((v, total, r, raw, rstd_total),)  # noqa: RUF005
-    return loaded
-
-
-@triton.jit
-def _store_sum(pointer, at, a, b, inside, BB: tl.constexpr):
-    """Sum over the tokens of a program."""
-    store(pointer, at, (tl.sum(a, 0)[None, :, :], tl.sum(b, 0)[None, :, :]), inside, BB)
+        store(weight_parts, column(row + 1, H, K, BH, W), sum_tokens(dgamma), always)
 
 
 def forward(
@@ -327,7 +264,8 @@ def backward(
     tile = merge_tile(num_heads, D // num_heads, grad.element_size(), "backward")
     T, weight = grad.numel() // D, plain(weight)
     blocks = triton.cdiv(T, tile.tokens)
-    steps = triton.cdiv(blocks, parts("merge_backward"))
+    registers, programs = merge_budget(tile, grad.element_size())
+    steps = triton.cdiv(blocks, programs)
     programs = triton.cdiv(blocks, steps)
     weight_parts = weight.new_empty((programs, 1 if norm_weight is None else 2, D))
     with on_device(grad):
@@ -339,9 +277,9 @@ def backward(
             partial_grad, normaliser_grad, weight_parts, m, T, steps,
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
         )  # fmt: skip
-        unroll = min(tile.unroll, len(arguments[0]))
-        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums), unroll)
-        launch(merge_backward_kernel, programs, arguments, constants, num_warps=tile.warps)
+        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums))
+        options = {"num_warps": tile.warps, "maxnreg": registers}
+        launch(merge_backward_kernel, programs, arguments, constants, **options)
         weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)
         norm_grad = grad.new_empty(0) if norm_weight is None else norm_grad
         return inter_grads, source_grads, rstd_grads, weight_grad.view(D), norm_grad

@@ -1,7 +1,8 @@
-"""Whole rows in the registers of a program: blocks [tokens, heads, channels of a head].
+"""Whole rows in the registers of a program, and arithmetic on them in fp32.
 
-A head's K channels are cut into BA + BB, powers of two, rather than padded to one (160 = 128 + 32; BB = 0 where one is
-enough). So a row is a pair of blocks; with BB = 0 the second stands for nothing and repeats the first.
+A row is a tuple of blocks [tokens, heads, channels of a part]: a head's K channels are cut into P equal parts of W, a
+power of two, rather than padded to one (160 = 5 x 32). Blocks of one shape have one layout; with blocks of two shapes
+every inner product would move rows through shared memory. Factors are [tokens, heads].
 """
 
 import os
@@ -24,53 +25,123 @@ def opaque(step):
 
 
 @triton.jit
-def column(token, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr):
-    """Offsets of the rows of some tokens."""
-    start = token[:, None, None] * (H * K) + tl.arange(0, BH)[None, :, None] * K
-    a = start + tl.arange(0, BA)[None, None, :]
-    b = a
-    if BB > 0:
-        b = start + (BA + tl.arange(0, BB))[None, None, :]
-    return a, b
+def as_loaded(row):
+    """The same 16-bit values, as ones that the compiler knows nothing about.
+
+    It would keep what they were widened to at their first use: twice the registers.
+    """
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(row)):
+        x = row[part]
+        if _COMPILED and x.dtype.primitive_bitwidth == 16:
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+        out = out + (x,)  # noqa: RUF005
+    return out
 
 
 @triton.jit
-def mask_of(live, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr):
-    """Which of those offsets exist, for tokens that are live."""
-    rows = live[:, None, None] & (tl.arange(0, BH) < H)[None, :, None]
-    a = rows & (tl.arange(0, BA) < K)[None, None, :]
-    b = a
-    if BB > 0:
-        b = rows & (BA + tl.arange(0, BB) < K)[None, None, :]
-    return a, b
+def column(token, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, W: tl.constexpr):
+    """Offsets of the first part of the rows of some tokens."""
+    return token[:, None, None] * (H * K) + tl.arange(0, BH)[None, :, None] * K + tl.arange(0, W)[None, None, :]
 
 
 @triton.jit
-def load(pointer, at, inside, BB: tl.constexpr):
-    a = tl.load(pointer + at[0], mask=inside[0], other=0.0)
-    b = a
-    if BB > 0:
-        b = tl.load(pointer + at[1], mask=inside[1], other=0.0)
-    return a, b
+def mask_of(live, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, W: tl.constexpr):
+    """Which of those offsets exist, for tokens that are live; the same of every part."""
+    return live[:, None, None] & (tl.arange(0, BH) < H)[None, :, None] & (tl.arange(0, W) < K)[None, None, :]
 
 
 @triton.jit
-def store(pointer, at, row, inside, BB: tl.constexpr):
-    tl.store(pointer + at[0], row[0], mask=inside[0])
-    if BB > 0:
-        tl.store(pointer + at[1], row[1], mask=inside[1])
+def load(pointer, at, inside, P: tl.constexpr):
+    row = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(P):
+        row = row + (tl.load(pointer + at + part * at.shape[2], mask=inside, other=0.0),)  # noqa: RUF005
+    return row
 
 
 @triton.jit
-def dot(x, y, BB: tl.constexpr):
+def store(pointer, at, row, inside):
+    """Rounds to the type of the pointer."""
+    for part in tl.static_range(len(row)):
+        tl.store(pointer + at + part * at.shape[2], row[part].to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def zeros(BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
+    row = ()  # type: tuple[tl.tensor, ...]
+    for _ in tl.static_range(P):
+        row = row + (tl.zeros((BT, BH, W), tl.float32),)  # noqa: RUF005
+    return row
+
+
+@triton.jit
+def round_to(row, dtype: tl.constexpr):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(row)):
+        out = out + (row[part].to(dtype).to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def add(x, y):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(x)):
+        out = out + (x[part].to(tl.float32) + y[part].to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def subtract(x, y):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(x)):
+        out = out + (x[part].to(tl.float32) - y[part].to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def multiply(x, y):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(x)):
+        out = out + (x[part].to(tl.float32) * y[part].to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def scale(factor, row):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(row)):
+        out = out + (factor[:, :, None] * row[part].to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def add_scaled(total, factor, row):
+    """total + factor * row."""
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(row)):
+        out = out + (total[part] + factor[:, :, None] * row[part].to(tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def dot(x, y):
     """Inner product for each head, [tokens, heads]."""
-    total = tl.sum(x[0].to(tl.float32) * y[0].to(tl.float32), 2)
-    if BB > 0:
-        total += tl.sum(x[1].to(tl.float32) * y[1].to(tl.float32), 2)
-    return total
+    products = x[0].to(tl.float32) * y[0].to(tl.float32)
+    for part in tl.static_range(1, len(x)):
+        products += x[part].to(tl.float32) * y[part].to(tl.float32)
+    return tl.sum(products, 2)
 
 
 @triton.jit
-def square(x, BB: tl.constexpr):
+def square(x):
     """Sum of squares over the full width, [tokens]."""
-    return tl.sum(dot(x, x, BB), 1)
+    return tl.sum(dot(x, x), 1)
+
+
+@triton.jit
+def sum_tokens(row):
+    """Sum over the tokens of a block, [1, heads, channels]."""
+    out = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(len(row)):
+        out = out + (tl.sum(row[part], 0)[None, :, :],)  # noqa: RUF005
+    return out

@@ -15,33 +15,34 @@ LANE = 8  # elements of a row that each lane holds: one 16-byte load of bf16
 MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
+MAX_PARTS = 9  # of a head, in a row of a merge
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
 MAX_CHUNKS = {2: 8, 4: 16}
 MAX_HEAD = {2: 3072, 4: 2048}
 
-# Programs of a backward, and with them the parts that a weight's gradient is summed from: two on each of the 132
-# multiprocessors of an H200. A constant, so that the order of a sum never depends on the device.
-PARTS = 264
+# Of an H200. Constants, so that the order of a sum, whose parts are what a program leaves, never depends on the device.
+MULTIPROCESSORS = 132
+REGISTERS = 65536
+PARTS = 2 * MULTIPROCESSORS  # of the sum over tokens in an inter backward
 INTERPRETED_PARTS = 3
 
 _overrides: dict[str, Any] = {}
 
 
 class MergeTile(NamedTuple):
-    """Block of one program of a merge: `tokens` x `heads` x (`width` + `rest`), `unroll` sources loaded at a time."""
+    """Block of one program of a merge: `tokens` x `heads` x `parts` x `width`."""
 
     tokens: int
     heads: int
     width: int
-    rest: int
+    parts: int
     warps: int
-    unroll: int
 
     def block(self, num_heads: int, width: int) -> tuple[int, ...]:
-        """H, K, BT, BH, BA, BB of the kernels, for rows of `width` values."""
-        return num_heads, width // num_heads, self.tokens, self.heads, self.width, self.rest
+        """H, K, BT, BH, W, P of the kernels, for rows of `width` values."""
+        return num_heads, width // num_heads, self.tokens, self.heads, self.width, self.parts
 
 
 class InterTile(NamedTuple):
@@ -70,16 +71,19 @@ def overriding(**values: Any) -> Iterator[None]:
             del _overrides[name]
 
 
-def parts(phase: str) -> int:
-    """The most programs of a backward for one head or all; `phase` is "merge_backward" or "inter_backward"."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return _overrides.get(f"{phase}_programs", INTERPRETED_PARTS if interpreted else PARTS)
+def inter_parts() -> int:
+    """The most programs of an inter backward for one head."""
+    return _overrides.get("inter_backward_programs", INTERPRETED_PARTS if _interpreted() else PARTS)
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     """Why the kernels cannot do reads of this shape; None where they can."""
-    width, rest = _cut(head_width)
-    if triton.next_power_of_2(num_heads) * (width + rest) > MAX_ROW:
+    width, count = _parts(head_width)
+    if triton.next_power_of_2(num_heads) * width * count > MAX_ROW:
         return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
     if sum(_cut(head_width, least=16)) * itemsize > MAX_HEAD[itemsize]:
         return f"a head of {head_width} channels is too wide for the shared memory of one program"
@@ -89,15 +93,26 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
 def merge_tile(num_heads: int, head_width: int, itemsize: int, phase: str) -> MergeTile:
     """Tile of a merge; `phase` is "forward" or "backward"."""
     heads = triton.next_power_of_2(num_heads)
-    width, rest = _cut(head_width)
-    # A backward has twice as much on its way, but of rows in fp32 or cut in two the registers hold no more. The widest
-    # rows take all the warps there may be, and more of a row a lane.
-    lane = LANE if phase == "forward" or rest or itemsize > 2 else 2 * LANE
-    lane = max(_overrides.get(f"merge_{phase}_lane", lane), heads * width // (MAX_WARPS * WARP))
+    width, count = _parts(head_width)
+    row = heads * width * count
+    # The widest rows take all the warps there may be, and more of a row a lane.
+    lane = max(_overrides.get(f"merge_{phase}_lane", LANE), row // (MAX_WARPS * WARP))
     wanted = _overrides.get(f"merge_{phase}_warps", 2 if phase == "forward" else 4)
-    tokens = max(1, wanted * WARP * lane // (heads * width))
-    warps = max(1, tokens * heads * width // (WARP * lane))
-    return MergeTile(tokens, heads, width, rest, warps, _overrides.get(f"merge_{phase}_unroll", 2))
+    tokens = _power_of_2(wanted * WARP * lane // row)
+    # Two values a lane of each part at least: loads of less than four bytes are slow.
+    warps = _power_of_2(min(tokens * row // (WARP * lane), tokens * heads * width // (2 * WARP)))
+    return MergeTile(tokens, heads, width, count, warps)
+
+
+def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
+    """Registers of a lane in a backward merge, and its programs: as many as then run at once.
+
+    It would take up to 230. With fewer, more warps wait for memory at a time; far fewer, and it spills.
+    """
+    registers = _overrides.get("merge_backward_registers", 128 if tile.parts == 1 and itemsize == 2 else 168)
+    registers = min(registers, REGISTERS // (WARP * tile.warps))
+    resident = MULTIPROCESSORS * (REGISTERS // (WARP * tile.warps * registers))
+    return registers, _overrides.get("merge_backward_programs", INTERPRETED_PARTS if _interpreted() else resident)
 
 
 def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
@@ -115,10 +130,21 @@ def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int,
 def inter_programs(chunks: int, phase: str) -> int:
     """Programs of an inter read for all its heads: a few times what runs at once, each for a run of tokens."""
     warps = _overrides.get(f"inter_{phase}_warps", 16 if phase == "forward" else 8)
-    return max(1, 132 * warps // chunks)
+    return max(1, MULTIPROCESSORS * warps // chunks)
 
 
-def _cut(width: int, least: int = 1) -> tuple[int, int]:
+def _power_of_2(most: int) -> int:
+    """The largest one that is not above a number; 1 at least."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _parts(width: int) -> tuple[int, int]:
+    """Width and number of the equal parts of a head, each a power of two; one, padded, where there would be many."""
+    part = width & -width
+    return (part, width // part) if width // part <= MAX_PARTS else (triton.next_power_of_2(width), 1)
+
+
+def _cut(width: int, least: int) -> tuple[int, int]:
     """A width as the sum of two powers of two, or one power of two and 0."""
     whole = max(least, triton.next_power_of_2(width))
     if whole <= width or whole == least:
