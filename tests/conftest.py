@@ -3,6 +3,9 @@
 import os
 import signal
 
+# Before torch starts its threads: many tests fork, and a child's products wait for threads that only its parent has.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

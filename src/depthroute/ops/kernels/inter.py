@@ -248,11 +248,11 @@ def inter_backward_kernel(
     k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
     queries = weight + site[None, None, :] * (H * K) + head * K
     asks = (site < S)[None, None, :]
-    _, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
+    low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)[1]
     dw_a = tl.zeros((C, BA, BS), tl.float32)
     low_b, dw_b = low_a, dw_a
     if BB > 0:
-        _, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
+        low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)[1]
         dw_b = tl.zeros((C, BB, BS), tl.float32)
 
     # In one stage: several, through shared memory, would leave room for half as many programs.

@@ -1,0 +1,72 @@
+"""Compiles every variant of the two phases' kernels for an H200, on a machine without one; a script, not a test.
+
+The interpreter takes programs that the compiler refuses (a name of two types in a loop), so this runs without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import triton.language as tl
+from triton import compile as compile_kernel
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from depthroute.ops.kernels import gated, inter, merge
+from depthroute.ops.kernels.settings import inter_tile, merge_budget, merge_tile
+
+INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
+ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "gate", "null"}
+LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
+
+
+def compile_one(kernel: Any, constants: dict[str, Any], **options: int) -> None:
+    signature: dict[str, Any] = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in LISTS:
+            signature[name] = ("i64",) * 4
+        elif name in INTS:
+            signature[name] = "i32"
+        elif name in ("eps", "norm_eps"):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "*i64" if name == "table" else "*bf16" if name in ROWS else "*fp32"
+    where = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
+    compile_kernel(ASTSource(kernel, signature, where), target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def merges(heads: int, width: int) -> None:
+    names = ("H", "K", "BT", "BH", "W", "P")
+    forward = merge_tile(heads, width // heads, 2, "forward")
+    backward = merge_tile(heads, width // heads, 2, "backward")
+    of_forward = dict(zip(names, forward.block(heads, width), strict=True))
+    of_backward = dict(zip(names, backward.block(heads, width), strict=True))
+    more = {"num_warps": backward.warps, "maxnreg": merge_budget(backward, 2)[0]}
+    compile_one(gated.gated_forward_kernel, of_forward, num_warps=forward.warps)
+    compile_one(gated.gated_backward_kernel, of_backward, **more)
+    for norm in (False, True):
+        compile_one(merge.merge_forward_kernel, {**of_forward, "NORM": norm}, num_warps=forward.warps)
+        for sums in (False, True):
+            compile_one(merge.merge_backward_kernel, {**of_backward, "NORM": norm, "SUMS": sums}, **more)
+
+
+def inters(heads: int, width: int) -> None:
+    names = ("H", "K", "BN", "BS", "C", "BA", "BB")
+    forward = inter_tile(5, 3, width // heads, 2, "forward")
+    constants = {**dict(zip(names, forward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
+    compile_one(inter.inter_forward_kernel, constants, num_warps=forward.warps)
+    backward = inter_tile(5, 3, width // heads, 2, "backward")
+    constants = {**dict(zip(names, backward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
+    for exact, sums, one in itertools.product((False, True), repeat=3):
+        flags = {"EXACT": exact, "SUMS": sums, "ONE": one}
+        compile_one(inter.inter_backward_kernel, {**constants, **flags}, num_warps=backward.warps)
+
+
+if __name__ == "__main__":
+    for shape in ((2, 128), (2, 160)):  # heads of one part, and of several
+        merges(*shape)
+        inters(*shape)
+    print("compiled")
