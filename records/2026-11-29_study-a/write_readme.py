@@ -171,8 +171,8 @@ def speeds_by_commit(group: Group) -> str:
         return ""
     lines = [
         "",
-        "The runs are of several commits, and between them attention got rid of a mask ([log](../../docs/log.md)), so",
-        "the column above mixes two speeds. By commit:",
+        "The runs are of several commits. Between the first two attention got rid of a mask, between the last two the",
+        "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds. By commit:",
         "",
         "| commit | arm | seeds | tokens/s | of additive |",
         "| --- | --- | --- | --- | --- |",
