@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops.kernels import gated, inter, merge
-from depthroute.ops.kernels.settings import inter_tile, merge_budget, merge_tile
+from depthroute.ops.kernels.settings import inter_registers, inter_tile, merge_budget, merge_tile
 
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "gate", "null"}
@@ -57,7 +57,7 @@ def inters(heads: int, width: int) -> None:
     names = ("H", "K", "BN", "BS", "C", "BA", "BB")
     forward = inter_tile(5, 3, width // heads, 2, "forward")
     constants = {**dict(zip(names, forward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
-    compile_one(inter.inter_forward_kernel, constants, num_warps=forward.warps)
+    compile_one(inter.inter_forward_kernel, constants, num_warps=forward.warps, maxnreg=inter_registers(forward))
     backward = inter_tile(5, 3, width // heads, 2, "backward")
     constants = {**dict(zip(names, backward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
     for exact, sums, one in itertools.product((False, True), repeat=3):

@@ -24,7 +24,7 @@ COPIES = 3  # sets of inputs to go round, so that the cache holds none of them w
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "merge_forward": {"lane": (8, 16), "warps": (2, 4, 8)},
     "merge_backward": {"lane": (8, 16), "warps": (2, 4, 8), "registers": (96, 128, 168, 255)},
-    "inter_forward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (16, 24, 32)},
+    "inter_forward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (12, 16, 24), "registers": (144, 168, 255)},
     "inter_backward": {"chunk": (32, 64, 128), "sources": (16, 32), "warps": (8, 16, 24)},
 }
 

@@ -21,6 +21,7 @@ from depthroute.ops.kernels.rows import (
     round_to,
     scale,
     store,
+    store_factor,
     sum_tokens,
     zeros,
 )
@@ -91,7 +92,7 @@ def gated_backward_kernel(
         dgate += along_mix
         dlogit += q * through * (along_null - along_mix)
         store(partial_grad, at, scale(p * through, g), inside)
-        tl.store(lse_grad + stat, p * through * (along - along_mix), mask=live_stat)
+        store_factor(lse_grad + stat, p * through * (along - along_mix), live_stat)
         dnull = add_scaled(dnull, q * through, g)
     tl.store(gate_parts + program, tl.sum(tl.sum(dgate, 1), 0))
     tl.store(logit_parts + program * H + head, tl.sum(dlogit, 0), mask=head < H)

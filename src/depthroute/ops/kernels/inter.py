@@ -24,7 +24,7 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.rows import opaque
-from depthroute.ops.kernels.settings import inter_parts, inter_programs, inter_tile
+from depthroute.ops.kernels.settings import inter_programs, inter_registers, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
 
@@ -305,13 +305,14 @@ def forward(
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
     tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "forward")
-    programs = min(T, max(1, inter_programs(tile.chunks, "forward") // num_heads))
+    programs = min(T, inter_programs(tile, num_heads, "forward"))
     steps = triton.cdiv(T, programs)
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
         arguments = (table, weight, len(rows), len(weight), T, steps)
         constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
-        launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, num_warps=tile.warps)
+        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile)}
+        launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, **options)
     return partials, lses
 
 
@@ -337,7 +338,7 @@ def backward(
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
     tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "backward")
-    programs = min(T, inter_parts(), max(1, inter_programs(tile.chunks, "backward") // num_heads))
+    programs = min(T, inter_programs(tile, num_heads, "backward"))
     steps = triton.cdiv(T, programs)
     programs = triton.cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))

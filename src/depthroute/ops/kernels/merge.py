@@ -29,6 +29,7 @@ from depthroute.ops.kernels.rows import (
     scale,
     square,
     store,
+    store_factor,
     subtract,
     sum_tokens,
     zeros,
@@ -78,16 +79,16 @@ def merge_forward_kernel(
     z = tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf"))
 
     rstd = tl.rsqrt(square(values[0]) / (H * K) + eps)  # [BT]
-    tl.store(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), mask=live_stat)
+    store_factor(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), live_stat)
     raw = dot(values[0], w)  # [BT, BH]
-    tl.store(raws + stat, raw, mask=live_stat)
+    store_factor(raws + stat, raw, live_stat)
     logit = raw * rstd[:, None]
     top = tl.maximum(z, logit)
     logits = (logit,)  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(1, len(sources)):
         r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
         raw = dot(values[i], w)
-        tl.store(raws + i * tl.cast(T, tl.int64) * H + stat, raw, mask=live_stat & (i < M))
+        store_factor(raws + i * tl.cast(T, tl.int64) * H + stat, raw, live_stat & (i < M))
         logit = tl.where(i < M, raw * r, float("-inf"))
         top = tl.maximum(top, logit)
         logits = logits + (logit,)  # noqa: RUF005
@@ -99,7 +100,7 @@ def merge_forward_kernel(
         whole += p
         mix = add_scaled(mix, p, values[i])
     mix = round_to(scale(1 / whole, mix), dtype)
-    tl.store(lse + stat, top + tl.log(whole), mask=live_stat)
+    store_factor(lse + stat, top + tl.log(whole), live_stat)
     if NORM:
         rho = tl.rsqrt(square(mix) / (H * K) + norm_eps)[:, None] + tl.zeros_like(whole)
         # Rounded as the norm module rounds: to the type of the mix before the weight comes in.
@@ -168,7 +169,7 @@ def merge_backward_kernel(
         store(partial_grad, at, whole, has)
         # <whole, partial> less that of what is stored: the inter read has no other.
         lost = subtract(whole, round_to(whole, dtype))
-        tl.store(normaliser_grad + stat, dot(lost, as_loaded(mixed)) - p_in * delta, mask=has_stat)
+        store_factor(normaliser_grad + stat, dot(lost, as_loaded(mixed)) - p_in * delta, has_stat)
 
         for i in tl.static_range(len(sources)):
             if i < M:
@@ -189,7 +190,7 @@ def merge_backward_kernel(
                     if SUMS:
                         summed = live_stat & (((has_rstd_sums >> (i - 1)) & 1) != 0)
                         dr += tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=summed, other=0.0)
-                    tl.store(_at(rstd_grads[i - 1], tl.float32) + stat, dr, mask=live_stat)
+                    store_factor(_at(rstd_grads[i - 1], tl.float32) + stat, dr, live_stat)
                 store(_at(source_grads[i], dtype), at, d, mask_of(live, H, K, BH, W))
                 dw = add_scaled(dw, u, v)
     # One row of sums for the weight, and behind it one for the norm's.

@@ -40,6 +40,25 @@ def as_loaded(row):
 
 
 @triton.jit
+def store_factor(pointer, factor, inside):
+    """Store factors from the lanes that have them, each several times with one value.
+
+    `tl.store` would first deal them out anew through shared memory, with two barriers each time.
+    """
+    if _COMPILED:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,f,r",
+            [pointer.to(tl.int64), factor, inside.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store(pointer, factor, mask=inside)
+
+
+@triton.jit
 def column(token, H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, W: tl.constexpr):
     """Offsets of the first part of the rows of some tokens."""
     return token[:, None, None] * (H * K) + tl.arange(0, BH)[None, :, None] * K + tl.arange(0, W)[None, None, :]

@@ -25,8 +25,8 @@ MAX_HEAD = {2: 3072, 4: 2048}
 # Of an H200. Constants, so that the order of a sum, whose parts are what a program leaves, never depends on the device.
 MULTIPROCESSORS = 132
 REGISTERS = 65536
-PARTS = 2 * MULTIPROCESSORS  # of the sum over tokens in an inter backward
-INTERPRETED_PARTS = 3
+MAX_REGISTERS = 255  # of a lane
+INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
 
 _overrides: dict[str, Any] = {}
 
@@ -71,11 +71,6 @@ def overriding(**values: Any) -> Iterator[None]:
             del _overrides[name]
 
 
-def inter_parts() -> int:
-    """The most programs of an inter backward for one head."""
-    return _overrides.get("inter_backward_programs", INTERPRETED_PARTS if _interpreted() else PARTS)
-
-
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -110,9 +105,9 @@ def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
     It would take up to 230. With fewer, more warps wait for memory at a time; far fewer, and it spills.
     """
     registers = _overrides.get("merge_backward_registers", 128 if tile.parts == 1 and itemsize == 2 else 168)
-    registers = min(registers, REGISTERS // (WARP * tile.warps))
+    registers = _registers(registers, tile.warps)
     resident = MULTIPROCESSORS * (REGISTERS // (WARP * tile.warps * registers))
-    return registers, _overrides.get("merge_backward_programs", INTERPRETED_PARTS if _interpreted() else resident)
+    return registers, _overrides.get("merge_backward_programs", INTERPRETED_PROGRAMS if _interpreted() else resident)
 
 
 def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
@@ -127,10 +122,27 @@ def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int,
     return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)
 
 
-def inter_programs(chunks: int, phase: str) -> int:
-    """Programs of an inter read for all its heads: a few times what runs at once, each for a run of tokens."""
-    warps = _overrides.get(f"inter_{phase}_warps", 16 if phase == "forward" else 8)
-    return max(1, MULTIPROCESSORS * warps // chunks)
+def inter_registers(tile: InterTile) -> int:
+    """Registers of a lane in a forward inter read, so that 12 warps of a multiprocessor run at once."""
+    return _registers(_overrides.get("inter_forward_registers", 168), tile.warps)
+
+
+def inter_programs(tile: InterTile, num_heads: int, phase: str) -> int:
+    """The most programs of an inter read for one head, each for a run of tokens: as many as run at once.
+
+    Those of a backward leave a sum each, and are few enough for a weight of a single head too.
+    """
+    warps = _overrides.get(f"inter_{phase}_warps", 12 if phase == "forward" else 8)
+    programs = max(1, MULTIPROCESSORS * warps // (tile.chunks * num_heads))
+    if phase == "forward":
+        return programs
+    most = INTERPRETED_PROGRAMS if _interpreted() else 2 * MULTIPROCESSORS
+    return _overrides.get("inter_backward_programs", min(programs, most))
+
+
+def _registers(wanted: int, warps: int) -> int:
+    """What was wanted, or as many as a lane can have in a program of so many warps."""
+    return min(wanted, MAX_REGISTERS, REGISTERS // (WARP * warps))
 
 
 def _power_of_2(most: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch
 
-PARTS_AT_ONCE, COLUMNS = 64, 64
+PARTS_AT_ONCE, COLUMNS, WARPS = 256, 16, 8  # few columns, so that most of the card takes part
 
 
 @triton.jit(do_not_specialize=["P", "W", "D"])
@@ -39,5 +39,6 @@ def sum_parts(parts: Tensor, second_dtype: torch.dtype | None = None) -> tuple[T
         first, second, width = parts.new_empty(D), parts.new_empty(D, dtype=second_dtype), D
     programs = triton.cdiv(R * D, COLUMNS)
     target = first if second_dtype is None else second
-    launch(sum_parts_kernel, programs, (parts, first, target, P, R * D, width), (PARTS_AT_ONCE, COLUMNS), num_warps=4)
+    arguments = (parts, first, target, P, R * D, width)
+    launch(sum_parts_kernel, programs, arguments, (PARTS_AT_ONCE, COLUMNS), num_warps=WARPS)
     return first, second
