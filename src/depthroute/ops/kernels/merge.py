@@ -58,6 +58,13 @@ def _rows(sources, M, at, live, dtype: tl.constexpr, H: tl.constexpr, K: tl.cons
     return values
 
 
+@triton.jit
+def _sum(sums, i: tl.constexpr, has_sums, at, live, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+         BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr):  # fmt: skip
+    """The sum so far of source i, zero where there is none."""
+    return load(_at(sums[i], dtype), at, mask_of(live & (((has_sums >> i) & 1) != 0), H, K, BH, W), P)
+
+
 @triton.jit(do_not_specialize=["M", "T", "has_partial"])
 def merge_forward_kernel(
     sources, rstds, partial, lse_in, weight, gamma, out, lse, newest, raws, M, T, has_partial, eps, norm_eps,
@@ -73,10 +80,17 @@ def merge_forward_kernel(
     at = column(token, H, K, BH, W)
     only_at, always = column(tl.zeros((1,), tl.int64), H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
     w = load(weight, only_at, always, P)
+    if NORM:
+        gm = load(gamma, only_at, always, P)
 
+    # All loads come before the first store: none is moved up past one.
     values = _rows(sources, M, at, live, dtype, H, K, BH, W, P)  # the newest comes first
     mixed = load(partial, at, mask_of(live & (has_partial != 0), H, K, BH, W), P)
     z = tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf"))
+    stats = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(1, len(sources)):
+        r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
+        stats = stats + (r,)  # noqa: RUF005
 
     rstd = tl.rsqrt(square(values[0]) / (H * K) + eps)  # [BT]
     store_factor(newest + stat, tl.broadcast_to(rstd[:, None], (BT, BH)), live_stat)
@@ -86,10 +100,9 @@ def merge_forward_kernel(
     top = tl.maximum(z, logit)
     logits = (logit,)  # type: tuple[tl.tensor, ...]
     for i in tl.static_range(1, len(sources)):
-        r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
         raw = dot(values[i], w)
         store_factor(raws + i * tl.cast(T, tl.int64) * H + stat, raw, live_stat & (i < M))
-        logit = tl.where(i < M, raw * r, float("-inf"))
+        logit = tl.where(i < M, raw * stats[i - 1], float("-inf"))
         top = tl.maximum(top, logit)
         logits = logits + (logit,)  # noqa: RUF005
     p = tl.exp(z - top)
@@ -104,7 +117,7 @@ def merge_forward_kernel(
     if NORM:
         rho = tl.rsqrt(square(mix) / (H * K) + norm_eps)[:, None] + tl.zeros_like(whole)
         # Rounded as the norm module rounds: to the type of the mix before the weight comes in.
-        mix = multiply(round_to(scale(rho, mix), dtype), load(gamma, only_at, always, P))
+        mix = multiply(round_to(scale(rho, mix), dtype), gm)
     store(out, at, mix, mask_of(live, H, K, BH, W))
 
 
@@ -121,11 +134,12 @@ def merge_backward_kernel(
     D: tl.constexpr = H * K
     program = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BH)
-    only_at, always = column(tl.zeros((1,), tl.int64), H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
-    w = load(weight, only_at, always, P)
+    # A copy for each token: a single one would be brought into the layout of the rows at each use.
+    copy_at, copies = column(tl.zeros((BT,), tl.int64), H, K, BH, W), mask_of(tl.full((BT,), 1, tl.int1), H, K, BH, W)
+    w = load(weight, copy_at, copies, P)
     dw = zeros(BT, BH, W, P)
     if NORM:
-        gm = load(gamma, only_at, always, P)
+        gm = load(gamma, copy_at, copies, P)
         dgamma = zeros(BT, BH, W, P)
     for step in range(steps):
         token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
@@ -147,12 +161,21 @@ def merge_backward_kernel(
             else:
                 r = tl.load(_at(rstds[i - 1], tl.float32) + stat, mask=live_stat & (i < M), other=0.0)
             raw = tl.load(raws + i * tl.cast(T, tl.int64) * H + stat, mask=live_stat & (i < M), other=0.0)
-            stats = stats + ((r, raw),)  # noqa: RUF005
+            if i == 0:
+                dr = tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
+            elif SUMS:
+                summed = live_stat & (((has_rstd_sums >> (i - 1)) & 1) != 0)
+                dr = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=summed, other=0.0)
+            else:
+                dr = tl.zeros_like(r)
+            stats = stats + ((r, raw, dr),)  # noqa: RUF005
+        if SUMS:
+            d_next = _sum(sums, 0, has_sums, at, live, dtype, H, K, BH, W, P)
 
         m = scale(p_in, mixed)
         for i in tl.static_range(len(sources)):
             if i < M:
-                r, raw = stats[i]
+                r, raw, dr = stats[i]
                 m = add_scaled(m, tl.exp(raw * r - z), values[i])
         g = upstream
         if NORM:
@@ -172,29 +195,29 @@ def merge_backward_kernel(
         store_factor(normaliser_grad + stat, dot(lost, as_loaded(mixed)) - p_in * delta, has_stat)
 
         for i in tl.static_range(len(sources)):
+            if SUMS:  # the next one is loaded before this one's gradient is stored
+                d_sum = d_next
+                if i + 1 < len(sources):
+                    d_next = _sum(sums, i + 1, has_sums, at, live, dtype, H, K, BH, W, P)
             if i < M:
-                r, raw = stats[i]
+                r, raw, dr = stats[i]
                 v = as_loaded(values[i])
                 p = tl.exp(raw * r - z)
                 dl = p * (dot(v, g) - delta)
                 u = dl * r
-                dr = dl * raw
+                dr += dl * raw
                 d = add_scaled(scale(p, g), u, w)
                 if SUMS:
-                    summed = mask_of(live & (((has_sums >> i) & 1) != 0), H, K, BH, W)
-                    d = add(d, load(_at(sums[i], dtype), at, summed, P))
+                    d = add(d, d_sum)
                 if i == 0:  # its rstd is born here, so the gradient through it is applied here, once
-                    dr += tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
                     d = add_scaled(d, -tl.sum(dr, 1)[:, None] * (r * r * r / D), v)
                 else:
-                    if SUMS:
-                        summed = live_stat & (((has_rstd_sums >> (i - 1)) & 1) != 0)
-                        dr += tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=summed, other=0.0)
                     store_factor(_at(rstd_grads[i - 1], tl.float32) + stat, dr, live_stat)
                 store(_at(source_grads[i], dtype), at, d, mask_of(live, H, K, BH, W))
                 dw = add_scaled(dw, u, v)
     # One row of sums for the weight, and behind it one for the norm's.
     row = tl.full((1,), 1, tl.int64) * program * (2 if NORM else 1)
+    always = mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
     store(weight_parts, column(row, H, K, BH, W), sum_tokens(dw), always)
     if NORM:
         store(weight_parts, column(row + 1, H, K, BH, W), sum_tokens(dgamma), always)
