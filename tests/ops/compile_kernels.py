@@ -54,7 +54,7 @@ def merges(heads: int, width: int) -> None:
 
 
 def inters(heads: int, width: int) -> None:
-    names = ("H", "K", "BN", "BS", "C", "BA", "BB")
+    names = ("H", "K", "BN", "BS", "C", "W", "P")
     forward = inter_tile(5, 3, width // heads, 2, "forward")
     constants = {**dict(zip(names, forward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
     compile_one(inter.inter_forward_kernel, constants, num_warps=forward.warps, maxnreg=inter_registers(forward))

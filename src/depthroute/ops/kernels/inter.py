@@ -36,26 +36,31 @@ def _pointers(table, n, there, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load(table, N, at_rstd, n, live, row, stat, k_a, k_b, K: tl.constexpr, dtype: tl.constexpr, BB: tl.constexpr):
-    """Rows n of one token and head, [chunks, rows, channels] in two blocks, and their rstd."""
-    there = (n < N) & live
-    source = _pointers(table, n, there, dtype)[None, :, None]
-    v_a = tl.load(source + (row + k_a)[:, None, :], mask=there[None, :, None] & (k_a < K)[:, None, :], other=0.0)
-    v_b = v_a
-    if BB > 0:
-        v_b = tl.load(source + (row + k_b)[:, None, :], mask=there[None, :, None] & (k_b < K)[:, None, :], other=0.0)
-    r = tl.load(_pointers(table + at_rstd, n, there, tl.float32) + stat, mask=there, other=0.0)
-    return v_a, v_b, r
+def _channels(part: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
+    """Channels of a head in one part of each chunk, [chunks, channels of a part]."""
+    return tl.arange(0, C)[:, None] * (P * W) + part * W + tl.arange(0, W)[None, :]
 
 
 @triton.jit
-def _rows_of(
-    table, N, at_rstd, first, some, token, T, head, k_a, k_b,
-    dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BB: tl.constexpr,
+def _load(pointers, offset, there, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
+    """One head's channels of some rows: for each part [chunks, rows, channels]."""
+    rows = ()  # type: tuple[tl.tensor, ...]
+    for part in tl.static_range(P):
+        k = _channels(part, C, W, P)
+        inside = there[None, :, None] & (k < K)[:, None, :]
+        rows = rows + (tl.load(pointers[None, :, None] + (offset + k)[:, None, :], mask=inside, other=0.0),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def _sources(
+    table, N, at_rstd, n, there, token, head, dtype: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """`_load` of the rows from `first` on of a token."""
-    row, stat = token * (H * K) + head * K, token * H + head
-    return _load(table, N, at_rstd, first + some, token < T, row, stat, k_a, k_b, K, dtype, BB)
+    """Rows n of one token and head, and their rstd [rows]."""
+    rows = _load(_pointers(table, n, there, dtype), token * (H * K) + head * K, there, K, C, W, P)
+    r = tl.load(_pointers(table + at_rstd, n, there, tl.float32) + token * H + head, mask=there, other=0.0)
+    return rows, r
 
 
 @triton.jit
@@ -66,54 +71,71 @@ def _split(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _product(v, high, low, acc, SPLIT: tl.constexpr):
-    """acc + v (high + low)."""
-    acc = tl.dot(v, high, acc, input_precision="ieee")
-    if SPLIT:
-        acc = tl.dot(v, low, acc, input_precision="ieee")
-    return acc
+def _queries(
+    weight, S, head, dtype: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """High and low parts of the queries of all sites, for each part [chunks, channels, sites]."""
+    site = tl.arange(0, BS)[None, None, :]
+    highs, lows = (), ()  # type: tuple[tl.tensor, ...], tuple[tl.tensor, ...]
+    for part in tl.static_range(P):
+        k = _channels(part, C, W, P)[:, :, None]
+        query = tl.load(weight + site * (H * K) + head * K + k, mask=(site < S) & (k < K), other=0.0)
+        high, low = _split(query, dtype)
+        highs, lows = highs + (high,), lows + (low,)  # noqa: RUF005
+    return highs, lows
+
+
+@triton.jit
+def _zeros(C: tl.constexpr, W: tl.constexpr, P: tl.constexpr, B: tl.constexpr):
+    out = ()  # type: tuple[tl.tensor, ...]
+    for _ in tl.static_range(P):
+        out = out + (tl.zeros((C, W, B), tl.float32),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def _add_mix(total, decay, rows, p, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
+    """total * decay + rows^T p, for each part [chunks, channels, sites]."""
+    p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
+    out = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(len(rows)):
+        scaled = total[i] * decay[None, None, :]
+        out = out + (tl.dot(tl.trans(rows[i], (0, 2, 1)), p, scaled, input_precision="ieee"),)  # noqa: RUF005
+    return out
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def inter_forward_kernel(
     table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
-    chunk = tl.arange(0, C)[:, None]
-    k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
-    k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
-    queries = weight + site[None, None, :] * (H * K) + head * K
-    asks = (site < S)[None, None, :]
-    w_a, low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)
-    if BB > 0:
-        w_b, low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)
+    w, low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)
 
     # The next rows are on their way meanwhile: of this token, or the first ones of the token after it.
-    next_a, next_b, next_r = _rows_of(table, N, N, 0, some, block * steps, T, head, k_a, k_b, dtype, H, K, BB)
+    first_there = (some < N) & (block * steps < T)
+    next_v, next_r = _sources(table, N, N, some, first_there, block * steps, head, dtype, H, K, C, W, P)
     for step in range(steps):
         token = block * steps + opaque(step)
-        row = token * (H * K) + head * K
-        stat = token * H + head
         live = token < T
         top = tl.full((BS,), float("-inf"), tl.float32)
         total = tl.zeros((BS,), tl.float32)
         rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
-        acc_a = tl.zeros((C, BA, BS), tl.float32)
-        acc_b = tl.zeros((C, BB, BS), tl.float32) if BB > 0 else acc_a
+        acc = _zeros(C, W, P, BS)
         for first in range(0, N, BN):
             there = (first + some < N) & live
-            v_a, v_b, r = next_a, next_b, next_r  # [C, BN, BA], [C, BN, BB], [BN]
+            v, r = next_v, next_r
             last = first + BN >= N
-            next_a, next_b, next_r = _rows_of(
-                table, N, N, tl.where(last, 0, first + BN), some, token + last, T, head, k_a, k_b, dtype, H, K, BB
-            )
-            raw = _product(v_a, w_a, low_a, tl.zeros((C, BN, BS), tl.float32), SPLIT)
-            if BB > 0:
-                raw = _product(v_b, w_b, low_b, raw, SPLIT)
+            n, then = tl.where(last, 0, first + BN) + some, token + last
+            next_v, next_r = _sources(table, N, N, n, (n < N) & (then < T), then, head, dtype, H, K, C, W, P)
+            raw = tl.zeros((C, BN, BS), tl.float32)
+            for i in tl.static_range(P):
+                raw = tl.dot(v[i], w[i], raw, input_precision="ieee")
+                if dtype != tl.float32:
+                    raw = tl.dot(v[i], low[i], raw, input_precision="ieee")
             logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
             new_top = tl.maximum(top, tl.max(logits, 0))
             new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
@@ -123,30 +145,30 @@ def inter_forward_kernel(
             p = p.to(dtype)
             rounded = rounded * decay + tl.sum(p.to(tl.float32), 0)
             top = new_top
-            p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
-            acc_a = tl.dot(tl.trans(v_a, (0, 2, 1)), p, acc_a * decay[None, None, :], input_precision="ieee")
-            if BB > 0:
-                acc_b = tl.dot(tl.trans(v_b, (0, 2, 1)), p, acc_b * decay[None, None, :], input_precision="ieee")
+            acc = _add_mix(acc, decay, v, p, C, BN, BS)
         written = (site < S) & live
         lse = _pointers(table + 2 * N + S, site, written, tl.float32)
-        tl.store(lse + stat, top + tl.log(total), mask=written)
+        tl.store(lse + token * H + head, top + tl.log(total), mask=written)
         partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
         whole = 1 / rounded
-        mix_a = tl.trans(acc_a * whole[None, None, :], (0, 2, 1)).to(dtype)
-        tl.store(partial + (row + k_a)[:, None, :], mix_a, mask=written[None, :, None] & (k_a < K)[:, None, :])
-        if BB > 0:
-            mix_b = tl.trans(acc_b * whole[None, None, :], (0, 2, 1)).to(dtype)
-            tl.store(partial + (row + k_b)[:, None, :], mix_b, mask=written[None, :, None] & (k_b < K)[:, None, :])
+        for i in tl.static_range(P):
+            k = _channels(i, C, W, P)
+            mix = tl.trans(acc[i] * whole[None, None, :], (0, 2, 1)).to(dtype)
+            at = (token * (H * K) + head * K + k)[:, None, :]
+            tl.store(partial + at, mix, mask=written[None, :, None] & (k < K)[:, None, :])
 
 
 @triton.jit
-def _pairs(table, at, S, k, K: tl.constexpr, BS: tl.constexpr, live, dtype: tl.constexpr, H: tl.constexpr, head, token):
-    """[C, 2 BS, channels]: the upstream gradient of a site, then its query as rounded, then those of the next site."""
+def _pairs(
+    table, at, S, live, token, head, dtype: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """For each part [C, 2 BS, W]: a site's upstream gradient, its query as rounded, then those of the next site."""
     row = tl.arange(0, 2 * BS)
     is_query = row % 2 == 1
     there = (row < 2 * S) & (live | is_query)
-    rows = _pointers(table + at, row, there, dtype) + tl.where(is_query, 0, token * (H * K)) + head * K
-    return tl.load(rows[None, :, None] + k[:, None, :], mask=there[None, :, None] & (k < K)[:, None, :], other=0.0)
+    pointers = _pointers(table + at, row, there, dtype) + tl.where(is_query, 0, token * (H * K)) + head * K
+    return _load(pointers, 0, there, K, C, W, P)
 
 
 @triton.jit
@@ -158,48 +180,51 @@ def _sums(table, N, at_other, at, n, there, dtype: tl.constexpr):
 
 
 @triton.jit
-def _products(
-    v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, there, SPLIT: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, BB: tl.constexpr,
-):  # fmt: skip
+def _products(v, r, low, pairs, z, there, dtype: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
     """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
-    both = tl.dot(v_a, tl.trans(pairs_a, (0, 2, 1)), input_precision="ieee")
-    if BB > 0:
-        both = tl.dot(v_b, tl.trans(pairs_b, (0, 2, 1)), both, input_precision="ieee")
+    both = tl.zeros((C, BN, 2 * BS), tl.float32)
+    for i in tl.static_range(len(v)):
+        both = tl.dot(v[i], tl.trans(pairs[i], (0, 2, 1)), both, input_precision="ieee")
     dp, raw = tl.split(tl.reshape(tl.sum(both, 0), (BN, BS, 2)))
-    if SPLIT:
-        low = tl.dot(v_a, low_a, input_precision="ieee")
-        if BB > 0:
-            low = tl.dot(v_b, low_b, low, input_precision="ieee")
-        raw += tl.sum(low, 0)
+    if dtype != tl.float32:
+        rest = tl.zeros((C, BN, BS), tl.float32)
+        for i in tl.static_range(len(v)):
+            rest = tl.dot(v[i], low[i], rest, input_precision="ieee")
+        raw += tl.sum(rest, 0)
     p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
     return raw, p, dp
 
 
 @triton.jit
+def _add_weight_grads(total, v, high, low, TWICE: tl.constexpr):
+    """total + v^T (high + low), for each part [chunks, channels, sites]."""
+    out = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(len(v)):
+        turned = tl.trans(v[i], (0, 2, 1))
+        grad = tl.dot(turned, high, total[i], input_precision="ieee")
+        if TWICE:
+            grad = tl.dot(turned, low, grad, input_precision="ieee")
+        out = out + (grad,)  # noqa: RUF005
+    return out
+
+
+@triton.jit
 def _backward_rows(
-    first, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b, z, dz,
-    dw_a, dw_b, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr,
-    K: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    first, table, N, token, head, live, low, pairs, z, dz, dw,
+    dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the rows from `first` on of one token and head, stored; returns the weights', with theirs added."""
-    SPLIT: tl.constexpr = dtype != tl.float32
-    n = first + some
+    n = first + tl.arange(0, BN)
     there = (n < N) & live
-    v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
+    row, stat = token * (H * K) + head * K, token * H + head
+    v, r = _sources(table, N, 3 * N, n, there, token, head, dtype, H, K, C, W, P)
     if SUMS:
         sums, summed = _sums(table, N, 0, N, n, there, dtype)
         r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
+        so_far = _load(sums, row, summed, K, C, W, P)
         r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
-        sums, summed = sums[None, :, None], summed[None, :, None]
-        d_a = tl.load(sums + (row + k_a)[:, None, :], mask=summed & (k_a < K)[:, None, :], other=0.0)
-        if BB > 0:
-            d_b = tl.load(sums + (row + k_b)[:, None, :], mask=summed & (k_b < K)[:, None, :], other=0.0)
-    else:
-        d_a = tl.zeros((C, BN, BA), tl.float32)
-        if BB > 0:
-            d_b = tl.zeros((C, BN, BB), tl.float32)
-    raw, p, dp = _products(v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, there, SPLIT, BN, BS, BB)
+    raw, p, dp = _products(v, r, low, pairs, z, there, dtype, C, BN, BS)
     if EXACT and ONE:
         dp -= tl.sum(p * dp, 0)[None, :]
     dl = p * (dp + dz[None, :])
@@ -210,86 +235,71 @@ def _backward_rows(
         dr += r_sum
     tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
 
-    u_high, u_low = _split(u, dtype)
-    u_high = tl.broadcast_to(u_high[None, :, :], (C, BN, BS))
-    u_low = tl.broadcast_to(u_low[None, :, :], (C, BN, BS))
-    TWICE: tl.constexpr = SPLIT and EXACT
-    dw_a = _product(tl.trans(v_a, (0, 2, 1)), u_high, u_low, dw_a, TWICE)
+    high, rest = _split(u, dtype)
+    high = tl.broadcast_to(high[None, :, :], (C, BN, BS))
+    rest = tl.broadcast_to(rest[None, :, :], (C, BN, BS))
+    dw = _add_weight_grads(dw, v, high, rest, EXACT and dtype != tl.float32)
     pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
     pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
     target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
-    d_a = tl.dot(pu, pairs_a, d_a.to(tl.float32), input_precision="ieee")
-    tl.store(target + (row + k_a)[:, None, :], d_a.to(dtype), mask=there[None, :, None] & (k_a < K)[:, None, :])
-    if BB > 0:
-        dw_b = _product(tl.trans(v_b, (0, 2, 1)), u_high, u_low, dw_b, TWICE)
-        d_b = tl.dot(pu, pairs_b, d_b.to(tl.float32), input_precision="ieee")
-        inside_d = there[None, :, None] & (k_b < K)[:, None, :]
-        tl.store(target + (row + k_b)[:, None, :], d_b.to(dtype), mask=inside_d)
-    return dw_a, dw_b
+    for i in tl.static_range(P):
+        if SUMS:
+            d = tl.dot(pu, pairs[i], so_far[i].to(tl.float32), input_precision="ieee")
+        else:
+            d = tl.dot(pu, pairs[i], input_precision="ieee")
+        k = _channels(i, C, W, P)
+        tl.store(target + (row + k)[:, None, :], d.to(dtype), mask=there[None, :, None] & (k < K)[:, None, :])
+    return dw
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def inter_backward_kernel(
     table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr,
     ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
     # upstream gradients and queries in turn, the gradients of the log-sum-exps, the log-sum-exps. No sum so far: the
     # source itself in its place; none at all: not SUMS.
     # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN, so that a token is
     # one stretch of code, in which all its rows are on their way at once.
-    SPLIT: tl.constexpr = dtype != tl.float32
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
-    chunk = tl.arange(0, C)[:, None]
-    k_a = chunk * BA + tl.arange(0, BA)[None, :]  # [C, BA]
-    k_b = C * BA + chunk * BB + tl.arange(0, BB)[None, :] if BB > 0 else k_a
-    queries = weight + site[None, None, :] * (H * K) + head * K
-    asks = (site < S)[None, None, :]
-    low_a = _split(tl.load(queries + k_a[:, :, None], mask=asks & (k_a < K)[:, :, None], other=0.0), dtype)[1]
-    dw_a = tl.zeros((C, BA, BS), tl.float32)
-    low_b, dw_b = low_a, dw_a
-    if BB > 0:
-        low_b = _split(tl.load(queries + k_b[:, :, None], mask=asks & (k_b < K)[:, :, None], other=0.0), dtype)[1]
-        dw_b = tl.zeros((C, BB, BS), tl.float32)
+    low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)[1]
+    dw = _zeros(C, W, P, BS)
 
     # In one stage: several, through shared memory, would leave room for half as many programs.
     for step in tl.range(0, steps, num_stages=1):
         token = block * steps + opaque(step)
-        row = token * (H * K) + head * K
         stat = token * H + head
         live = token < T
         mine = (site < S) & live
-        pairs_a = _pairs(table, 6 * N, S, k_a, K, BS, live, dtype, H, head, token)
-        pairs_b = pairs_a
-        if BB > 0:
-            pairs_b = _pairs(table, 6 * N, S, k_b, K, BS, live, dtype, H, head, token)
+        pairs = _pairs(table, 6 * N, S, live, token, head, dtype, H, K, BS, C, W, P)
         dz = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(_pointers(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
         if EXACT and not ONE:
             for first in range(0, N, BN):
                 n = first + some
-                v_a, v_b, r = _load(table, N, 3 * N, n, live, row, stat, k_a, k_b, K, dtype, BB)
-                _, p, dp = _products(v_a, v_b, r, low_a, low_b, pairs_a, pairs_b, z, (n < N) & live, SPLIT, BN, BS, BB)
+                there = (n < N) & live
+                v, r = _sources(table, N, 3 * N, n, there, token, head, dtype, H, K, C, W, P)
+                _, p, dp = _products(v, r, low, pairs, z, there, dtype, C, BN, BS)
                 dz -= tl.sum(p * dp, 0)
         if ONE:
-            dw_a, dw_b = _backward_rows(
-                0, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b,
-                z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+            dw = _backward_rows(
+                0, table, N, token, head, live, low, pairs, z, dz, dw,
+                dtype, EXACT, SUMS, ONE, H, K, BN, BS, C, W, P,
             )  # fmt: skip
         else:
             for first in range(0, N, BN):
-                dw_a, dw_b = _backward_rows(
-                    first, table, N, row, stat, live, some, k_a, k_b, low_a, low_b, pairs_a, pairs_b,
-                    z, dz, dw_a, dw_b, dtype, EXACT, SUMS, ONE, K, BN, BS, C, BA, BB,
+                dw = _backward_rows(
+                    first, table, N, token, head, live, low, pairs, z, dz, dw,
+                    dtype, EXACT, SUMS, ONE, H, K, BN, BS, C, W, P,
                 )  # fmt: skip
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
-    asked = (site < S)[None, :, None]
-    tl.store(out + k_a[:, None, :], tl.trans(dw_a, (0, 2, 1)), mask=asked & (k_a < K)[:, None, :])
-    if BB > 0:
-        tl.store(out + k_b[:, None, :], tl.trans(dw_b, (0, 2, 1)), mask=asked & (k_b < K)[:, None, :])
+    for i in tl.static_range(P):
+        k = _channels(i, C, W, P)
+        tl.store(out + k[:, None, :], tl.trans(dw[i], (0, 2, 1)), mask=(site < S)[None, :, None] & (k < K)[:, None, :])
 
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

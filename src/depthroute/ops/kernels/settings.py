@@ -15,7 +15,8 @@ LANE = 8  # elements of a row that each lane holds: one 16-byte load of bf16
 MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
-MAX_PARTS = 9  # of a head, in a row of a merge
+MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
+MAX_INTER_PART = 64  # channels
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
@@ -46,18 +47,18 @@ class MergeTile(NamedTuple):
 
 
 class InterTile(NamedTuple):
-    """Block of one program of an inter read: one token and head, `sources` x `chunks` x (`width` + `rest`)."""
+    """Block of one program of an inter read: one token and head, `sources` x `chunks` x `parts` x `width`."""
 
     sources: int
     sites: int
     chunks: int
     width: int
-    rest: int
+    parts: int
     warps: int
 
     def block(self, num_heads: int, width: int) -> tuple[int, ...]:
-        """H, K, BN, BS, C, BA, BB of the kernels, for rows of `width` values."""
-        return num_heads, width // num_heads, self.sources, self.sites, self.chunks, self.width, self.rest
+        """H, K, BN, BS, C, W, P of the kernels, for rows of `width` values."""
+        return num_heads, width // num_heads, self.sources, self.sites, self.chunks, self.width, self.parts
 
 
 @contextlib.contextmanager
@@ -80,7 +81,8 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     width, count = _parts(head_width)
     if triton.next_power_of_2(num_heads) * width * count > MAX_ROW:
         return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
-    if sum(_cut(head_width, least=16)) * itemsize > MAX_HEAD[itemsize]:
+    chunks, width, count = _chunks(head_width, itemsize)
+    if chunks * width * count * itemsize > MAX_HEAD[itemsize]:
         return f"a head of {head_width} channels is too wide for the shared memory of one program"
     return None
 
@@ -112,14 +114,12 @@ def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
 
 def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
-    width, rest = _cut(head_width, least=16)
-    chunks = max(1, width // _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize]))
-    chunks = min(MAX_CHUNKS[itemsize], chunks)
+    chunks, width, count = _chunks(head_width, itemsize, _overrides.get(f"inter_{phase}_chunk"))
     # Of wider heads the shared memory has no room for so many. A forward has the next ones on their way meanwhile.
     many = phase == "backward" and num_sources > 16 and itemsize == 2 and head_width <= 512
     sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
     sites = max(8, triton.next_power_of_2(num_sites))
-    return InterTile(sources, sites, chunks, width // chunks, max(rest // chunks, 16) if rest else 0, chunks)
+    return InterTile(sources, sites, chunks, width, count, chunks)
 
 
 def inter_registers(tile: InterTile) -> int:
@@ -156,11 +156,20 @@ def _parts(width: int) -> tuple[int, int]:
     return (part, width // part) if width // part <= MAX_PARTS else (triton.next_power_of_2(width), 1)
 
 
-def _cut(width: int, least: int) -> tuple[int, int]:
-    """A width as the sum of two powers of two, or one power of two and 0."""
-    whole = max(least, triton.next_power_of_2(width))
-    if whole <= width or whole == least:
-        return whole, 0
-    half = whole // 2
-    rest = max(least, triton.next_power_of_2(width - half))
-    return (half, rest) if rest < half else (whole, 0)
+def _chunks(width: int, itemsize: int, chunk: int | None = None) -> tuple[int, int, int]:
+    """Number of the chunks of a head, a power of two, and of each the width and number of its equal parts.
+
+    A part has 16 to 64 channels: the products take no fewer, and with more of them a program holds too much at a time.
+    Fewer chunks rather than padded ones.
+    """
+    most = min(MAX_CHUNKS[itemsize], _power_of_2(width // (chunk or CHUNK[itemsize])))
+    chunks = most
+    while chunks:
+        each = width // chunks
+        part = min(MAX_INTER_PART, each & -each)
+        if each * chunks == width and part >= 16 and each // part <= MAX_PARTS:
+            return chunks, part, each // part
+        chunks //= 2
+    each = triton.next_power_of_2(triton.cdiv(width, most))
+    part = min(MAX_INTER_PART, max(16, each))
+    return most, part, triton.cdiv(each, part)
