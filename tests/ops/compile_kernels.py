@@ -57,12 +57,14 @@ def inters(heads: int, width: int) -> None:
     names = ("H", "K", "BN", "BS", "C", "W", "P")
     forward = inter_tile(5, 3, width // heads, 2, "forward")
     constants = {**dict(zip(names, forward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
-    compile_one(inter.inter_forward_kernel, constants, num_warps=forward.warps, maxnreg=inter_registers(forward))
+    options = {"num_warps": forward.warps, "maxnreg": inter_registers(forward, "forward")}
+    compile_one(inter.inter_forward_kernel, constants, **options)
     backward = inter_tile(5, 3, width // heads, 2, "backward")
     constants = {**dict(zip(names, backward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
+    options = {"num_warps": backward.warps, "maxnreg": inter_registers(backward, "backward")}
     for exact, sums, one in itertools.product((False, True), repeat=3):
         flags = {"EXACT": exact, "SUMS": sums, "ONE": one}
-        compile_one(inter.inter_backward_kernel, {**constants, **flags}, num_warps=backward.warps)
+        compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
 
 
 if __name__ == "__main__":

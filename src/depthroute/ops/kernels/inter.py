@@ -321,7 +321,7 @@ def forward(
         table = pointer_table([*rows, *stats, *partials, *lses])
         arguments = (table, weight, len(rows), len(weight), T, steps)
         constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
-        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile)}
+        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile, "forward")}
         launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, **options)
     return partials, lses
 
@@ -361,7 +361,8 @@ def backward(
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
         constants = (_TYPES[like.dtype], exact, summed, len(rows) <= tile.sources, *tile.block(num_heads, D))
-        launch(inter_backward_kernel, programs * num_heads, arguments, constants, num_warps=tile.warps)
+        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile, "backward")}
+        launch(inter_backward_kernel, programs * num_heads, arguments, constants, **options)
         return source_grads, rstd_grads, sum_parts(weight_parts)[0]
 
 

@@ -16,7 +16,7 @@ MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
-MAX_INTER_PART = 64  # channels
+INTER_PART = 64  # channels of a part in an inter read, at most: with more a program holds too much at a time
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
@@ -81,7 +81,7 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     width, count = _parts(head_width)
     if triton.next_power_of_2(num_heads) * width * count > MAX_ROW:
         return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
-    chunks, width, count = _chunks(head_width, itemsize)
+    chunks, width, count = _chunks(head_width, itemsize, CHUNK[itemsize], INTER_PART)
     if chunks * width * count * itemsize > MAX_HEAD[itemsize]:
         return f"a head of {head_width} channels is too wide for the shared memory of one program"
     return None
@@ -114,7 +114,9 @@ def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
 
 def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
-    chunks, width, count = _chunks(head_width, itemsize, _overrides.get(f"inter_{phase}_chunk"))
+    chunk = _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize])
+    part = _overrides.get(f"inter_{phase}_part", INTER_PART)
+    chunks, width, count = _chunks(head_width, itemsize, chunk, part)
     # Of wider heads the shared memory has no room for so many. A forward has the next ones on their way meanwhile.
     many = phase == "backward" and num_sources > 16 and itemsize == 2 and head_width <= 512
     sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
@@ -122,9 +124,9 @@ def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int,
     return InterTile(sources, sites, chunks, width, count, chunks)
 
 
-def inter_registers(tile: InterTile) -> int:
-    """Registers of a lane in a forward inter read, so that 12 warps of a multiprocessor run at once."""
-    return _registers(_overrides.get("inter_forward_registers", 168), tile.warps)
+def inter_registers(tile: InterTile, phase: str) -> int:
+    """Registers of a lane in an inter read, so that 12 warps of a multiprocessor run at once."""
+    return _registers(_overrides.get(f"inter_{phase}_registers", 168), tile.warps)
 
 
 def inter_programs(tile: InterTile, num_heads: int, phase: str) -> int:
@@ -156,20 +158,19 @@ def _parts(width: int) -> tuple[int, int]:
     return (part, width // part) if width // part <= MAX_PARTS else (triton.next_power_of_2(width), 1)
 
 
-def _chunks(width: int, itemsize: int, chunk: int | None = None) -> tuple[int, int, int]:
+def _chunks(width: int, itemsize: int, chunk: int, widest: int) -> tuple[int, int, int]:
     """Number of the chunks of a head, a power of two, and of each the width and number of its equal parts.
 
-    A part has 16 to 64 channels: the products take no fewer, and with more of them a program holds too much at a time.
-    Fewer chunks rather than padded ones.
+    A chunk has about `chunk` channels, rather more than padded ones; a part has 16, which products need, to `widest`.
     """
-    most = min(MAX_CHUNKS[itemsize], _power_of_2(width // (chunk or CHUNK[itemsize])))
+    most = min(MAX_CHUNKS[itemsize], _power_of_2(width // chunk))
     chunks = most
     while chunks:
         each = width // chunks
-        part = min(MAX_INTER_PART, each & -each)
+        part = min(widest, each & -each)
         if each * chunks == width and part >= 16 and each // part <= MAX_PARTS:
             return chunks, part, each // part
         chunks //= 2
     each = triton.next_power_of_2(triton.cdiv(width, most))
-    part = min(MAX_INTER_PART, max(16, each))
+    part = min(widest, max(16, each))
     return most, part, triton.cdiv(each, part)
