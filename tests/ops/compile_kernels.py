@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops.kernels import gated, inter, merge
-from depthroute.ops.kernels.settings import inter_registers, inter_tile, merge_budget, merge_tile
+from depthroute.ops.kernels.settings import inter_budget, inter_tile, merge_budget, merge_tile
 
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "gate", "null"}
@@ -54,15 +54,16 @@ def merges(heads: int, width: int) -> None:
 
 
 def inters(heads: int, width: int) -> None:
-    names = ("H", "K", "BN", "BS", "C", "W", "P")
-    forward = inter_tile(5, 3, width // heads, 2, "forward")
-    constants = {**dict(zip(names, forward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
-    options = {"num_warps": forward.warps, "maxnreg": inter_registers(forward, "forward")}
+    def constants_of(phase: str) -> tuple[dict[str, Any], dict[str, int]]:
+        tile = inter_tile(5, 3, width // heads, 2, phase)
+        names = ("H", "K", "BN", "BS", "C", "W", "P")
+        options = {"num_warps": tile.warps, "maxnreg": inter_budget(tile, heads, phase)[0]}
+        return {**dict(zip(names, tile.block(heads, width), strict=True)), "dtype": tl.bfloat16}, options
+
+    constants, options = constants_of("forward")
     compile_one(inter.inter_forward_kernel, constants, **options)
-    backward = inter_tile(5, 3, width // heads, 2, "backward")
-    constants = {**dict(zip(names, backward.block(heads, width), strict=True)), "dtype": tl.bfloat16}
-    options = {"num_warps": backward.warps, "maxnreg": inter_registers(backward, "backward")}
     for exact, sums, one in itertools.product((False, True), repeat=3):
+        constants, options = constants_of("exact" if exact else "backward")
         flags = {"EXACT": exact, "SUMS": sums, "ONE": one}
         compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
 

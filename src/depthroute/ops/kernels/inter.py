@@ -24,7 +24,7 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.rows import opaque
-from depthroute.ops.kernels.settings import inter_programs, inter_registers, inter_tile
+from depthroute.ops.kernels.settings import inter_budget, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
 
@@ -315,13 +315,13 @@ def forward(
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
     tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "forward")
-    programs = min(T, inter_programs(tile, num_heads, "forward"))
-    steps = triton.cdiv(T, programs)
+    registers, programs = inter_budget(tile, num_heads, "forward")
+    steps = triton.cdiv(T, min(T, programs))
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
         arguments = (table, weight, len(rows), len(weight), T, steps)
         constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
-        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile, "forward")}
+        options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, **options)
     return partials, lses
 
@@ -347,9 +347,10 @@ def backward(
     rstd_sums = _in_place_of_none(rstd_addends, stats)
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
-    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "backward")
-    programs = min(T, inter_programs(tile, num_heads, "backward"))
-    steps = triton.cdiv(T, programs)
+    phase = "exact" if exact else "backward"
+    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), phase)
+    registers, programs = inter_budget(tile, num_heads, phase)
+    steps = triton.cdiv(T, min(T, programs))
     programs = triton.cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
@@ -361,7 +362,7 @@ def backward(
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
         constants = (_TYPES[like.dtype], exact, summed, len(rows) <= tile.sources, *tile.block(num_heads, D))
-        options = {"num_warps": tile.warps, "maxnreg": inter_registers(tile, "backward")}
+        options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, **options)
         return source_grads, rstd_grads, sum_parts(weight_parts)[0]
 

@@ -16,7 +16,9 @@ MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
-INTER_PART = 64  # channels of a part in an inter read, at most: with more a program holds too much at a time
+# The most channels of a part in an inter read. Narrow ones keep less in registers at a time, so that more warps run at
+# once; a backward makes up for more with rows that it can load and store whole.
+INTER_PART = {"forward": 64, "backward": 128, "exact": 64}
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
@@ -81,7 +83,7 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     width, count = _parts(head_width)
     if triton.next_power_of_2(num_heads) * width * count > MAX_ROW:
         return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
-    chunks, width, count = _chunks(head_width, itemsize, CHUNK[itemsize], INTER_PART)
+    chunks, width, count = _chunks(head_width, itemsize, CHUNK[itemsize], INTER_PART["backward"])
     if chunks * width * count * itemsize > MAX_HEAD[itemsize]:
         return f"a head of {head_width} channels is too wide for the shared memory of one program"
     return None
@@ -113,33 +115,29 @@ def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
 
 
 def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
-    """Tile of an inter read; `phase` is "forward" or "backward"."""
+    """Tile of an inter read; `phase` is "forward", "backward" or "exact", an exact backward."""
     chunk = _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize])
-    part = _overrides.get(f"inter_{phase}_part", INTER_PART)
+    part = _overrides.get(f"inter_{phase}_part", INTER_PART[phase])
     chunks, width, count = _chunks(head_width, itemsize, chunk, part)
     # Of wider heads the shared memory has no room for so many. A forward has the next ones on their way meanwhile.
-    many = phase == "backward" and num_sources > 16 and itemsize == 2 and head_width <= 512
+    many = phase == "backward" and num_sources > 16 and count == 1 and itemsize == 2 and head_width <= 512
     sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
     sites = max(8, triton.next_power_of_2(num_sites))
     return InterTile(sources, sites, chunks, width, count, chunks)
 
 
-def inter_registers(tile: InterTile, phase: str) -> int:
-    """Registers of a lane in an inter read, so that 12 warps of a multiprocessor run at once."""
-    return _registers(_overrides.get(f"inter_{phase}_registers", 168), tile.warps)
+def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]:
+    """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 
-
-def inter_programs(tile: InterTile, num_heads: int, phase: str) -> int:
-    """The most programs of an inter read for one head, each for a run of tokens: as many as run at once.
-
-    Those of a backward leave a sum each, and are few enough for a weight of a single head too.
+    A backward with whole heads would spill with fewer. Its programs leave a sum each, so there are not too many of them
+    where there is a single head.
     """
-    warps = _overrides.get(f"inter_{phase}_warps", 12 if phase == "forward" else 8)
-    programs = max(1, MULTIPROCESSORS * warps // (tile.chunks * num_heads))
-    if phase == "forward":
-        return programs
-    most = INTERPRETED_PROGRAMS if _interpreted() else 2 * MULTIPROCESSORS
-    return _overrides.get("inter_backward_programs", min(programs, most))
+    wanted = MAX_REGISTERS if phase == "backward" and tile.parts == 1 else 168
+    registers = _registers(_overrides.get(f"inter_{phase}_registers", wanted), tile.warps)
+    programs = max(1, MULTIPROCESSORS * (REGISTERS // (WARP * tile.warps * registers)) // num_heads)
+    if phase != "forward":
+        programs = min(programs, INTERPRETED_PROGRAMS if _interpreted() else 2 * MULTIPROCESSORS)
+    return registers, _overrides.get(f"inter_{phase}_programs", programs)
 
 
 def _registers(wanted: int, warps: int) -> int:
