@@ -4,7 +4,8 @@ A program holds whole rows, all heads. Rows of D values, for M sources and each 
 forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
 written. Both hold the rows of all sources in registers, so all are on their way at once; the backward uses them twice,
 to make the mix again and then for their gradients, and finds their inner products with the weight where the forward
-left them. Bound by memory; between the sites of a tile most sources stay in the L2 cache.
+left them. All loads of a token come before its first store, since none is moved up past one. Bound by memory; between
+the sites of a tile most sources stay in the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -83,7 +84,6 @@ def merge_forward_kernel(
     if NORM:
         gm = load(gamma, only_at, always, P)
 
-    # All loads come before the first store: none is moved up past one.
     values = _rows(sources, M, at, live, dtype, H, K, BH, W, P)  # the newest comes first
     mixed = load(partial, at, mask_of(live & (has_partial != 0), H, K, BH, W), P)
     z = tl.load(lse_in + stat, mask=live_stat & (has_partial != 0), other=float("-inf"))
