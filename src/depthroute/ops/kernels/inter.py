@@ -3,8 +3,8 @@
 A program reads one token and head after another: values v [sources, channels], queries w [channels, sites]. Two
 products forward, v w and v^T p; sites are their narrow side, 8 with 16-bit operands, so nothing is padded. Three
 backward, with the upstream gradients and the queries of all sites in turn, g: v g^T, v^T u, and (p, u) g. Channels are
-cut into chunks, a warp for each, and the products are batched over them; only logits cross warps. A chunk is a few equal
-parts, worked on one after the other: rows, queries and sums are tuples of them.
+cut into chunks, a warp for each, and the products are batched over them; only logits cross warps. A chunk is a few
+equal parts, worked on one after the other: rows, queries and sums are tuples of them.
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
 and N more read where sums so far come in: at 64 sources and 8 sites about 36 operations a byte, so memory is the bound.
 What keeps the kernels from it is in docs/operator.md.
