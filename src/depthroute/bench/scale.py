@@ -32,6 +32,7 @@ from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme, parse_value
 from depthroute.bench.train import MICROBATCH
 from depthroute.files import new_file, write_json
 from depthroute.models.presets import decoder_config
+from depthroute.training.garbage import freeze_heap
 from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer
 from depthroute.training.recipe import OptimizerRecipe
@@ -156,6 +157,7 @@ class Bench:
         mine = self.batch(0, 0 if ranks == 1 else self.rank)
         for _ in range(self.options.warm_up):
             self.step(forward, [mine])
+        freeze_heap()  # as `depthroute train` does
         samples, host = [], []
         for _ in range(self.options.rounds):
             self.wait()

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from depthroute.models import DepthRoutedForCausalLM
+from depthroute.residual.mhar import Mhar
 
 
 def mesh_of(sharding: str, device: str) -> DeviceMesh:
@@ -38,6 +39,10 @@ def shard(
 ) -> None:
     """Shard a causal model by FSDP2, in place: each decoder layer, embedding and head where they differ, and the rest.
 
+    Where the state is many sources (`mhar` and `block_mhar`) the unit of a layer is its attention and its MLP, and its
+    two norms belong to the rest: FSDP2 puts hooks on every tensor that goes into a unit or comes out of it, and those
+    on each source at each layer take the host longer than the layer.
+
     `mesh` has one dimension (all ranks by default) or two (copies of shards). The layers' weights are gathered in the
     dtype `gather`: in bf16 half as much travels, and the matrices are what autocast makes of them anyway. Embedding,
     head, last norm and the residual scheme stay in fp32: the streams take their dtype from the embedding. Gradients
@@ -51,8 +56,9 @@ def shard(
     policy = MixedPrecisionPolicy()
     if gather != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    many = isinstance(model.model.residual, Mhar)
     for layer in model.model.layers:
-        fully_shard(layer, **options, mp_policy=policy)
+        fully_shard([layer.self_attn, layer.mlp] if many else layer, **options, mp_policy=policy)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
         fully_shard(model.lm_head, **{**options, "reshard_after_forward": False})

@@ -26,6 +26,7 @@ from depthroute.training.callbacks import LogBeforeSave, MetricsWriter, Progress
 from depthroute.training.card import training_card
 from depthroute.training.checkpoints import has_begun, last_complete, rotate
 from depthroute.training.environment import describe_environment
+from depthroute.training.garbage import FrozenHeap
 from depthroute.training.hf_trainer import RecipeTrainer, shards_the_model, training_arguments
 from depthroute.training.meter import Meter
 from depthroute.training.model_building import build_model
@@ -86,7 +87,9 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     use_cache = model.config.use_cache
     meter = Meter(arguments.world_size)
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
-    shown: list[MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
+    closed: list[FrozenHeap | MetricsWriter | ProgressLine] = [FrozenHeap()]
+    if is_main:
+        closed += [writer, ProgressLine(recipe.name)]
     trainer = RecipeTrainer(
         recipe,
         model=model,
@@ -94,14 +97,14 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         train_dataset=EpochOrder(splits.train, recipe.seed, recipe.training.steps * recipe.training.batch_size),
         eval_dataset=splits.validation,
         meter=meter,
-        callbacks=[LogBeforeSave(), *shown],
+        callbacks=[LogBeforeSave(), *closed],
     )
     checkpoint = last_complete(out)
     arguments.eval_on_start = recipe.training.evaluate_first and checkpoint is None
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
-        for callback in shown:
+        for callback in closed:
             callback.close()
 
     model.config.use_cache = use_cache  # Trainer switches it off
