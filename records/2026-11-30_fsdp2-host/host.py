@@ -24,8 +24,8 @@ from depthroute.training.recipe import OptimizerRecipe
 from depthroute.training.sharding import shard
 
 ARGUMENTS = (
-    "--out /dev/null --preset 1b --strategy fsdp2 --keep-gathered --device cpu --backend aot_eager --batch 1 --length 8 "
-    "--overrides vocab_size=64 num_hidden_layers=36 hidden_size=32 intermediate_size=48 head_dim=8 "
+    "--out /dev/null --preset 1b --strategy fsdp2 --keep-gathered --device cpu --backend aot_eager --batch 1 "
+    "--length 8 --overrides vocab_size=64 num_hidden_layers=36 hidden_size=32 intermediate_size=48 head_dim=8 "
     "num_attention_heads=8 num_key_value_heads=8"
 )
 STEPS = 12
