@@ -313,6 +313,29 @@ def test_a_merge_pads_no_row_whose_heads_are_a_few_equal_parts_wide():
     assert merge_tile(8, 100, 2, "forward")[2:4] == (128, 1)
 
 
+def test_an_inter_read_pads_no_head_whose_chunks_are_a_few_equal_parts_wide():
+    from depthroute.ops.kernels.settings import inter_tile
+
+    cut = {128: (1, 64, 2), 160: (1, 32, 5), 64: (1, 64, 1), 80: (1, 16, 5), 192: (1, 64, 3), 512: (4, 64, 2)}
+    assert {width: inter_tile(9, 5, width, 2, "forward")[2:5] for width in cut} == cut
+    assert inter_tile(9, 5, 128, 2, "backward")[2:5] == (1, 128, 1)
+    assert inter_tile(9, 5, 160, 4, "forward")[2:5] == (2, 16, 5)
+    for width in (8, 24, 100, 700):  # padded
+        _, _, chunks, part, count, _ = inter_tile(9, 5, width, 2, "forward")
+        assert width <= chunks * part * count < 2 * max(width, 16)
+
+
+def test_programs_of_an_inter_read_fit_on_the_card_at_once(monkeypatch):
+    from depthroute.ops.kernels.settings import MULTIPROCESSORS, REGISTERS, WARP, inter_budget, inter_tile
+
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for phase in ("forward", "backward", "exact"):
+        for heads, width, itemsize in ((4, 128, 2), (8, 160, 2), (8, 160, 4), (8, 512, 2), (1, 3072, 2), (1, 2048, 4)):
+            tile = inter_tile(20, 8, width, itemsize, phase)
+            registers, programs = inter_budget(tile, heads, phase)
+            assert programs * heads * registers * WARP * tile.warps <= MULTIPROCESSORS * REGISTERS
+
+
 def test_a_backward_merge_has_as_many_programs_as_fit_on_the_card(monkeypatch):
     from depthroute.ops.kernels.settings import MULTIPROCESSORS, REGISTERS, WARP, merge_budget, merge_tile
 
