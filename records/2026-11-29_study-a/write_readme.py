@@ -172,9 +172,9 @@ def speeds_by_commit(group: Group) -> str:
     lines = [
         "",
         "The runs are of several commits. Between the first two attention got rid of a mask, between the last two the",
-        "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds. The losses are not the",
-        "kernels': `mhar-h4` with seed 1 made again with later ones (a9f8df4, ended at step 1,800) had 4.102 and 3.899 at",
-        "steps 1,100 and 1,800, where the run here has 4.107 and 3.904 ([repeat.log](repeat.log)). By commit:",
+        "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds. One repeat of",
+        "`mhar-h4` with seed 1 with later ones (a9f8df4, up to step 1,800) had 4.102 and 3.899 at steps 1,100 and 1,800,",
+        "where the run here has 4.107 and 3.904 ([repeat.log](repeat.log)). By commit:",
         "",
         "| commit | arm | seeds | tokens/s | of additive |",
         "| --- | --- | --- | --- | --- |",

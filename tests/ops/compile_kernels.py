@@ -54,8 +54,8 @@ def merges(heads: int, width: int) -> None:
 
 
 def inters(heads: int, width: int) -> None:
-    def constants_of(phase: str) -> tuple[dict[str, Any], dict[str, int]]:
-        tile = inter_tile(5, 3, width // heads, 2, phase)
+    def constants_of(phase: str, sources: int = 5) -> tuple[dict[str, Any], dict[str, int]]:
+        tile = inter_tile(sources, 3, width // heads, 2, phase)
         names = ("H", "K", "BN", "BS", "C", "W", "P")
         options = {"num_warps": tile.warps, "maxnreg": inter_budget(tile, heads, phase)[0]}
         return {**dict(zip(names, tile.block(heads, width), strict=True)), "dtype": tl.bfloat16}, options
@@ -66,10 +66,13 @@ def inters(heads: int, width: int) -> None:
         constants, options = constants_of("exact" if exact else "backward")
         flags = {"EXACT": exact, "SUMS": sums, "ONE": one}
         compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
+    constants, options = constants_of("backward", sources=20)
+    compile_one(inter.inter_backward_kernel, {**constants, "EXACT": False, "SUMS": True, "ONE": True}, **options)
 
 
 if __name__ == "__main__":
     for shape in ((2, 128), (2, 160)):  # heads of one part, and of several
         merges(*shape)
         inters(*shape)
+    inters(1, 100)  # padded
     print("compiled")

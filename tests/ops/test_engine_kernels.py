@@ -320,6 +320,8 @@ def test_an_inter_read_pads_no_head_whose_chunks_are_a_few_equal_parts_wide():
     assert {width: inter_tile(9, 5, width, 2, "forward")[2:5] for width in cut} == cut
     assert inter_tile(9, 5, 128, 2, "backward")[2:5] == (1, 128, 1)
     assert inter_tile(9, 5, 160, 4, "forward")[2:5] == (2, 16, 5)
+    assert inter_tile(9, 5, 1408, 2, "backward")[2:5] == (8, 64, 3)
+    assert obstacle(1, 1408, 2) is None
     for width in (8, 24, 100, 700):  # padded
         _, _, chunks, part, count, _ = inter_tile(9, 5, width, 2, "forward")
         assert width <= chunks * part * count < 2 * max(width, 16)

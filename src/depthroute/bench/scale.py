@@ -15,6 +15,7 @@ A model that one GPU cannot hold (--sharded) is made in shards, and only the sec
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import time
@@ -167,6 +168,7 @@ class Bench:
             host.append((time.perf_counter() - start) / self.options.steps)
             self.wait()
             samples.append((time.perf_counter() - start) / self.options.steps)
+        gc.unfreeze()
         tokens = ranks * self.options.batch * self.options.length
         found = {
             "ranks": ranks,

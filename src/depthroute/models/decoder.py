@@ -23,7 +23,7 @@ _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 class DepthRoutedDecoderLayer(GradientCheckpointingLayer):
     """The two sublayers of one stock decoder layer, reading and writing through the scheme.
 
-    Both stay in one module, since a parameter must be used inside the forward of the module that FSDP wraps.
+    Both stay in one module, since layers are what checkpointing and, for most schemes, FSDP wrap.
     """
 
     self_attn: nn.Module

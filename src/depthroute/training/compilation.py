@@ -25,6 +25,15 @@ def whole_under_ddp() -> None:
     torch._dynamo.config.optimize_ddp = False
 
 
+def works_by_sublayer(model: Any) -> bool:
+    """Whether attention and MLP, and not layers, are what is compiled and gathered by itself: `mhar`, `block_mhar`.
+
+    Their many sources then pass by every graph and every hook. (`denseformer` has many states too; a layer's graph
+    mixes them.)
+    """
+    return isinstance(model.model.residual, Mhar)
+
+
 def compile_parts(model: Any, **options: Any) -> None:
     """Compile parts of a causal model by themselves, in place; `options` are those of `torch.compile`.
 
@@ -34,9 +43,9 @@ def compile_parts(model: Any, **options: Any) -> None:
     and a norm and additions at every site, which a graph of the layer joins.) Checkpointing and the hooks of FSDP2 stay
     outside of the graphs.
     """
-    routed = isinstance(model.model.residual, Mhar)
+    by_sublayer = works_by_sublayer(model)
     for layer in model.model.layers:
-        if routed:
+        if by_sublayer:
             for part in (layer.self_attn, layer.mlp):
                 part.forward = torch.compile(part.forward, **options)
         else:

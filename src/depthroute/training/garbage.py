@@ -12,14 +12,14 @@ def freeze_heap() -> None:
     """Leave what is there now out of later collections: modules, the optimizer, what the compiler has made.
 
     A collection of everything walks over a million objects then. Under FSDP2 that was 0.4 s on one rank or the other
-    about once in twelve steps, while its device and all other ranks waited (records/2026-11-30_fsdp2-host).
+    in one of sixteen steps, while its device and all other ranks waited (records/2026-11-30_fsdp2-host).
     """
     gc.collect()
     gc.freeze()
 
 
 class FrozenHeap(TrainerCallback):
-    """`freeze_heap` after the first step, when all graphs are made, until `close`.
+    """`freeze_heap` after the first step, when the graphs of training are made, until `close`.
 
     Nothing where the caller has frozen the heap: there is no way to give back a part of it.
     """

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from depthroute.models import DepthRoutedForCausalLM
-from depthroute.residual.mhar import Mhar
+from depthroute.training.compilation import works_by_sublayer
 
 
 def mesh_of(sharding: str, device: str) -> DeviceMesh:
@@ -39,9 +39,9 @@ def shard(
 ) -> None:
     """Shard a causal model by FSDP2, in place: each decoder layer, embedding and head where they differ, and the rest.
 
-    Where the state is many sources (`mhar` and `block_mhar`) the unit of a layer is its attention and its MLP, and its
-    two norms belong to the rest: FSDP2 puts hooks on every tensor that goes into a unit or comes out of it, and those
-    on each source at each layer take the host longer than the layer.
+    Where `works_by_sublayer` says so, the unit of a layer is its attention and its MLP, and its two norms belong to the
+    rest: FSDP2 puts a hook on every tensor that comes out of a unit, and passes what goes in through a function, which
+    for each source at each layer takes the host longer than the layer.
 
     `mesh` has one dimension (all ranks by default) or two (copies of shards). The layers' weights are gathered in the
     dtype `gather`: in bf16 half as much travels, and the matrices are what autocast makes of them anyway. Embedding,
@@ -56,9 +56,9 @@ def shard(
     policy = MixedPrecisionPolicy()
     if gather != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    many = isinstance(model.model.residual, Mhar)
+    by_sublayer = works_by_sublayer(model)
     for layer in model.model.layers:
-        fully_shard([layer.self_attn, layer.mlp] if many else layer, **options, mp_policy=policy)
+        fully_shard([layer.self_attn, layer.mlp] if by_sublayer else layer, **options, mp_policy=policy)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
         fully_shard(model.lm_head, **{**options, "reshard_after_forward": False})

@@ -87,9 +87,8 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     use_cache = model.config.use_cache
     meter = Meter(arguments.world_size)
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
-    closed: list[FrozenHeap | MetricsWriter | ProgressLine] = [FrozenHeap()]
-    if is_main:
-        closed += [writer, ProgressLine(recipe.name)]
+    closed: list[FrozenHeap | MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
+    closed.append(FrozenHeap())  # behind the clock of the first step
     trainer = RecipeTrainer(
         recipe,
         model=model,

@@ -49,7 +49,8 @@ def _load(pointers, offset, there, K: tl.constexpr, C: tl.constexpr, W: tl.const
     for part in tl.static_range(P):
         k = _channels(part, C, W, P)
         inside = there[None, :, None] & (k < K)[:, None, :]
-        rows = rows + (tl.load(pointers[None, :, None] + (offset + k)[:, None, :], mask=inside, other=0.0),)  # noqa: RUF005
+        values = tl.load(pointers[None, :, None] + (offset + k)[:, None, :], mask=inside, other=0.0)
+        rows = rows + (values,)  # noqa: RUF005
     return rows
 
 

@@ -4,8 +4,9 @@ A program holds whole rows, all heads. Rows of D values, for M sources and each 
 forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the sums so far of M - 1 sources, and M + 1
 written. Both hold the rows of all sources in registers, so all are on their way at once; the backward uses them twice,
 to make the mix again and then for their gradients, and finds their inner products with the weight where the forward
-left them. All loads of a token come before its first store, since none is moved up past one. Bound by memory; between
-the sites of a tile most sources stay in the L2 cache.
+left them. All loads of a token come before its first store, since none is moved up past one (of the sums so far, each
+before the store of the source ahead of it). Bound by memory; between the sites of a tile most sources stay in the L2
+cache.
 """
 
 from collections.abc import Sequence

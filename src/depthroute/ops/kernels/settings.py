@@ -17,7 +17,7 @@ MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
 # The most channels of a part in an inter read. Narrow ones keep less in registers at a time, so that more warps run at
-# once; a backward makes up for more with rows that it can load and store whole.
+# once; a backward gains more from rows that it loads and stores whole.
 INTER_PART = {"forward": 64, "backward": 128, "exact": 64}
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
@@ -159,7 +159,7 @@ def _parts(width: int) -> tuple[int, int]:
 def _chunks(width: int, itemsize: int, chunk: int, widest: int) -> tuple[int, int, int]:
     """Number of the chunks of a head, a power of two, and of each the width and number of its equal parts.
 
-    A chunk has about `chunk` channels, rather more than padded ones; a part has 16, which products need, to `widest`.
+    A chunk has about `chunk` channels, wider ones rather than padded; a part has 16, which products need, to `widest`.
     """
     most = min(MAX_CHUNKS[itemsize], _power_of_2(width // chunk))
     chunks = most
@@ -169,6 +169,6 @@ def _chunks(width: int, itemsize: int, chunk: int, widest: int) -> tuple[int, in
         if each * chunks == width and part >= 16 and each // part <= MAX_PARTS:
             return chunks, part, each // part
         chunks //= 2
-    each = triton.next_power_of_2(triton.cdiv(width, most))
-    part = min(widest, max(16, each))
+    each = triton.cdiv(width, most)
+    part = min(64, widest, max(16, triton.next_power_of_2(each)))
     return most, part, triton.cdiv(each, part)
