@@ -45,10 +45,10 @@ def shard(
 
     `mesh` has one dimension (all ranks by default) or two (copies of shards). The layers' weights are gathered in the
     dtype `gather`: in bf16 half as much travels, and the matrices are what autocast makes of them anyway. Embedding,
-    head, last norm and the residual scheme stay in fp32: the streams take their dtype from the embedding. Gradients
-    are reduced in fp32. `reshard` frees a layer after its forward and gathers it again for its backward. The
-    parameters of the scheme are tiny and every layer uses them, so they belong to the outermost group, which is whole
-    from the start of a forward to the end of the backward.
+    head, last norm, the residual scheme and what else belongs to the rest stay in fp32: the streams take their dtype
+    from the embedding. Gradients are reduced in fp32. `reshard` frees a layer after its forward and gathers it again
+    for its backward. The parameters of the scheme are tiny and every layer uses them, so they belong to the outermost
+    group, which is whole from the start of a forward to the end of the backward.
     """
     # A state passes through the layers, and nothing changes it in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

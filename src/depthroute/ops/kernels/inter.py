@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
-from depthroute.ops.kernels.rows import opaque
+from depthroute.ops.kernels.rows import opaque, zeros
 from depthroute.ops.kernels.settings import inter_budget, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
@@ -89,14 +89,6 @@ def _queries(
 
 
 @triton.jit
-def _zeros(C: tl.constexpr, W: tl.constexpr, P: tl.constexpr, B: tl.constexpr):
-    out = ()  # type: tuple[tl.tensor, ...]
-    for _ in tl.static_range(P):
-        out = out + (tl.zeros((C, W, B), tl.float32),)  # noqa: RUF005
-    return out
-
-
-@triton.jit
 def _add_mix(total, decay, rows, p, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
     """total * decay + rows^T p, for each part [chunks, channels, sites]."""
     p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
@@ -126,7 +118,7 @@ def inter_forward_kernel(
         top = tl.full((BS,), float("-inf"), tl.float32)
         total = tl.zeros((BS,), tl.float32)
         rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
-        acc = _zeros(C, W, P, BS)
+        acc = zeros(C, W, BS, P)
         for first in range(0, N, BN):
             there = (first + some < N) & live
             v, r = next_v, next_r
@@ -269,7 +261,7 @@ def inter_backward_kernel(
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
     low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)[1]
-    dw = _zeros(C, W, P, BS)
+    dw = zeros(C, W, BS, P)
 
     # In one stage: several, through shared memory, would leave room for half as many programs.
     for step in tl.range(0, steps, num_stages=1):

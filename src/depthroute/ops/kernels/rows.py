@@ -87,6 +87,7 @@ def store(pointer, at, row, inside):
 
 @triton.jit
 def zeros(BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
+    """P blocks [BT, BH, W]."""
     row = ()  # type: tuple[tl.tensor, ...]
     for _ in tl.static_range(P):
         row = row + (tl.zeros((BT, BH, W), tl.float32),)  # noqa: RUF005

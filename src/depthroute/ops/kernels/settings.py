@@ -159,7 +159,8 @@ def _parts(width: int) -> tuple[int, int]:
 def _chunks(width: int, itemsize: int, chunk: int, widest: int) -> tuple[int, int, int]:
     """Number of the chunks of a head, a power of two, and of each the width and number of its equal parts.
 
-    A chunk has about `chunk` channels, wider ones rather than padded; a part has 16, which products need, to `widest`.
+    A chunk has about `chunk` channels, wider ones rather than padded; a part has 16, which products need, to `widest`,
+    and 64 at most where there must be padding, so that there is less of it.
     """
     most = min(MAX_CHUNKS[itemsize], _power_of_2(width // chunk))
     chunks = most
