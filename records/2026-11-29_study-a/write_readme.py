@@ -62,7 +62,8 @@ lines, evaluation and saving left out; one run trained on the card at a time, wh
 {readings}
 
 Each arm at its own median speed. A slower arm is read in the middle of its schedule, before its rate has come down,
-where the fastest arm has ended: the second column bounds what it loses, no more.
+where the fastest arm has ended: the second column bounds what it loses, no more. It also mixes hosts (see the speeds
+by commit), and `additive` ran on faster ones.
 
 ## Over the run
 
@@ -171,10 +172,11 @@ def speeds_by_commit(group: Group) -> str:
         return ""
     lines = [
         "",
-        "The runs are of several commits. Between the first two attention got rid of a mask, between the last two the",
-        "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds. One repeat of",
-        "`mhar-h4` with seed 1 with later ones (a9f8df4, up to step 1,800) had 4.102 and 3.899 at steps 1,100 and 1,800,",
-        "where the run here has 4.107 and 3.904 ([repeat.log](repeat.log)). By commit:",
+        "The runs are of several commits. Between the first two attention got rid of a mask, between the others the",
+        "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds; and hosts. The one of",
+        "e7e1bc0 launches kernels more slowly: with the same kernels and as many of them `mhar-h4` had 605,000 to 615,000",
+        "on another. That was a repeat with seed 1 (a9f8df4, up to step 1,800), which had 4.102 and 3.899 at steps 1,100",
+        "and 1,800, where the run here has 4.107 and 3.904 ([repeat.log](repeat.log)). By commit:",
         "",
         "| commit | arm | seeds | tokens/s | of additive |",
         "| --- | --- | --- | --- | --- |",

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from depthroute.report import drawing, figures, maps
 from depthroute.report.curves import band, difference_band, points
@@ -243,3 +244,16 @@ def test_colours_stand_out_from_light_and_dark_pages(colour):
     luminance = linear(colour) @ [0.2126, 0.7152, 0.0722]
     on_light, on_dark = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.058  # dark: #14161a
     assert min(on_light, on_dark) > 2.6
+
+
+@pytest.mark.parametrize("count", range(2, 13))
+def test_every_name_of_a_legend_is_inside_the_figure(count):
+    names = ["additive", "mhar-h1", "mhar-h1-scaled", "mhar-h4", "mhar-h2", "mhar-h8", "mhar-h16", "block_mhar-h4"]
+    names += ["denseformer", "mhc", "hyper_connections-static", "hyper_connections-dynamic"]
+    figure, axes = drawing.wide("tokens", "loss")
+    for name in names[:count]:
+        axes.plot([0, 1], label=name)
+    drawing.legend(figure, axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    assert figure.legends[0].get_window_extent(canvas.get_renderer()).x1 <= figure.bbox.x1

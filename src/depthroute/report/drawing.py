@@ -15,8 +15,11 @@ from math import ceil
 from typing import ParamSpec, TypeVar
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from depthroute.report.style import INK
@@ -24,6 +27,7 @@ from depthroute.report.style import INK
 WIDE = (4.8, 3.3)  # inches; 72 points, so 96 px on the page, each
 NARROW = (3.3, 3.35)
 LONGEST_NAME = 28
+LEGEND_SIZE = 9.0  # points
 
 Arguments = ParamSpec("Arguments")
 Drawn = TypeVar("Drawn", Figure, Figure | None)
@@ -98,13 +102,19 @@ def legend(figure: Figure, axes: Axes) -> None:
     if len(labels) < 2 and len(axes.lines) < 2:
         return
     columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _legend_width(labels, n) < WIDE[0] * 72)
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9, handlelength=1.6)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=LEGEND_SIZE, handlelength=1.6)
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """About how wide a legend is, in points; matplotlib fills it column by column."""
-    rows = ceil(len(labels) / columns)
-    return sum(38 + 5.1 * max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
+    """How wide a legend is, in points; matplotlib fills it column by column, each with as many as the next."""
+    # A line of 1.6 em, 0.8 to its name, 2 between columns: matplotlib's own distances at this length of line.
+    around = LEGEND_SIZE * (1.6 + 0.8 + 2)
+    return sum(around + max(map(_text_width, column)) for column in np.array_split(labels, columns))
+
+
+def _text_width(text: str) -> float:
+    font = FontProperties(size=LEGEND_SIZE)
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
 
 
 def name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
