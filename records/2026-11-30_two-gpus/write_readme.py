@@ -1,14 +1,16 @@
-"""Make README.md of results.json, and of results-again.json where parts were measured again: python write_readme.py"""
+"""Make README.md of results.json and of what was measured before it: python write_readme.py"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
 PAIRS = {"350m": "DDP", "1b": "FSDP2"}
+BEFORE = (HERE / "before/results.json", HERE.parent / "2026-11-30_fsdp2-host/results-default.json")
 LEAST_DDP, POINTS, LEAST_8B = 0.90, 0.02, 0.95  # what was aimed at
 
 TEXT = """\
@@ -21,7 +23,7 @@ parts for FSDP2. Made by
 
     PYTHONPATH=src python {command}
 
-in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.{again}
+in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.
 
 ## One GPU and two, the same microbatch for each
 
@@ -42,11 +44,11 @@ the largest difference is given.
 ## What this shows, and what it does not
 
 {conclusions}
+
+## 1b by FSDP2 at earlier commits
+
+{earlier}
 """
-
-
-AGAIN = """
-{names} are from a second call (results-again.json), since tests ran on the same cards during the first."""
 
 
 def row(*cells: str) -> str:
@@ -121,6 +123,24 @@ def conclusions(parts: dict[str, dict[str, Any]]) -> list[str]:
     return found + host_bound(parts) + unsteady(parts) + not_measured(parts)
 
 
+def earlier() -> str:
+    """What 1b by FSDP2 was before."""
+    lines = [row("commit", "`additive`", "`mhar`", "rounds of `mhar` on two GPUs"), row(*["---"] * 4)]
+    for file in BEFORE:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        plain, routed = (found["parts"][f"1b-{scheme}"] for scheme in ("additive", "mhar"))
+        rounds = ", ".join(f"{1e3 * time:.0f}" for time in routed["all"]["step_s"])
+        lines.append(
+            row(
+                f"[{found['environment']['commit'][:7]}]({os.path.relpath(file, HERE)})",
+                f"{plain['efficiency']:.3f}",
+                f"{routed['efficiency']:.3f}",
+                f"{rounds} ms",
+            )
+        )
+    return "\n".join(lines)
+
+
 def host_bound(parts: dict[str, dict[str, Any]]) -> list[str]:
     slow = []
     for name, part in parts.items():
@@ -163,10 +183,7 @@ def not_measured(parts: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> None:
     found = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
     parts, environment = found["parts"], found["environment"]
-    second = HERE / "results-again.json"
-    again = json.loads(second.read_text(encoding="utf-8"))["parts"] if second.is_file() else {}
     compile_s = max(part.get("compile_s", 0.0) for part in parts.values())
-    parts |= again
     measured = [part["one"] for part in parts.values() if "one" in part]
     text = TEXT.format(
         gpus=found["gpus"],
@@ -177,13 +194,13 @@ def main() -> None:
         command=" ".join([f"records/{HERE.name}/run.py", "OUT", *environment["command"][2:]]),
         seconds=found["seconds"],
         compile=compile_s,
-        again=AGAIN.format(names=" and ".join(again)) if again else "",
         bus=median(part["bus_gb_per_s"] for part in parts.values() if part.get("bus_gb_per_s")),
         pairs="\n".join(pair(name, part) for name, part in parts.items() if not name.startswith("8b")),
         sharded="\n".join(shards(name, part) for name, part in parts.items() if name.startswith("8b")),
         rounds=len(measured[0]["step_s"]),
         losses=len(measured[0]["losses"]),
         conclusions="\n".join(f"- {line}" for line in conclusions(parts)),
+        earlier=earlier(),
     )
     (HERE / "README.md").write_text(text, encoding="utf-8")
 
