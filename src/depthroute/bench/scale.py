@@ -7,7 +7,8 @@ First one rank trains alone while the others wait, then all of them together fro
 have done), and then with one microbatch for each GPU against the clock. The scaling efficiency is the speed of all
 divided by the number of GPUs times the speed of one. Both have the weights in fp32 under bf16 autocast and are compiled
 as `depthroute train` does it on several GPUs, as a whole for `ddp` and in parts for `fsdp2`. `host_s` is how long the
-host took to hand out a step: where it is as long as the step, the GPU waits for the host.
+first rank's host took to hand out a step: where it is as long as the step, the GPU waits for it. A rank also waits for
+the others, so `host_s_by_rank` has them all.
 
 A model that one GPU cannot hold (--sharded) is made in shards, and only the second part is run.
 """
@@ -123,8 +124,9 @@ class Bench:
             self.result["bus_gb_per_s"] = self.bus_bandwidth()
             found = self.train(ranks=self.ranks)
             gathered: list[Any] = [None] * self.ranks
-            dist.all_gather_object(gathered, found["peak_memory"])
-            self.result["all"] = {**found, "peak_memory": gathered}
+            dist.all_gather_object(gathered, {key: found[key] for key in ("peak_memory", "host_s")})
+            peaks, hosts = ([rank[key] for rank in gathered] for key in ("peak_memory", "host_s"))
+            self.result["all"] = {**found, "peak_memory": peaks, "host_s_by_rank": hosts}
             if "one" in self.result:
                 one, every = self.result["one"], self.result["all"]
                 self.result["efficiency"] = every["tokens_per_second"] / (self.ranks * one["tokens_per_second"])
