@@ -39,6 +39,7 @@ TINY = (
     "training.micro_batch_size=2",
     "training.precision=fp32",
     "training.compile=false",
+    "training.cuda_graphs=false",
     "training.evaluate_every=2",
     "training.log_every=1",
     "training.tail=2",
