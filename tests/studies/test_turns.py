@@ -9,7 +9,8 @@ import pytest
 from depthroute.studies.scheduling import Slot
 from depthroute.studies.turns import run_in_turns
 
-# A run that steps at once, and then writes down now and then that it is at work, `times` times.
+# A run that steps at once, and then writes down now and then that it is at work, `times` times. "late ..." comes to its
+# end only when "c" has written.
 _WORKS = """
 import pathlib, sys, time
 step, log, times = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -19,6 +20,10 @@ for _ in range(times):
     with open(log, "a") as file:
         file.write(step.name + "\\n")
     time.sleep(0.02)
+if step.name.startswith("late"):
+    step.with_name("trained").touch()
+    while "c" not in open(log).read().split():
+        time.sleep(0.02)
 """
 
 
@@ -37,7 +42,8 @@ class Runs:
     def turns(self, jobs, number=1, **options):
         slots = [Slot(f"slot {index}", {}) for index in range(number)]
         has_stepped = lambda job: (self.folder / job).exists()  # noqa: E731
-        return run_in_turns(jobs, slots, self.start, has_stepped, self.ended.__setitem__, **options)
+        has_trained = lambda job: job.startswith("late") and (self.folder / "trained").exists()  # noqa: E731
+        return run_in_turns(jobs, slots, self.start, has_stepped, has_trained, self.ended.__setitem__, **options)
 
     @property
     def order(self):
@@ -57,6 +63,18 @@ def test_runs_work_one_after_the_other_however_many_wait(made):
     assert made.turns(["a", "b", "c"], ahead=2) == []
     assert made.worked == ["a"] * 10 + ["b"] * 10 + ["c"] * 10
     assert made.ended == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_run_that_has_trained_holds_up_nobody(made):
+    assert made.turns(["late a", "b", "c"]) == []
+    assert made.order == ["late", "a", "b", "c"]
+    assert list(made.ended) == ["b", "late a", "c"]
+
+
+def test_a_run_that_has_trained_is_ended_when_the_time_is_over(made):
+    assert made.turns(["late a", "b"], seconds=3.0) == ["late a"]
+    assert made.ended == {"b": 0}
+    assert made.processes["late a"].poll() == -signal.SIGTERM
 
 
 def test_a_run_that_fails_holds_up_nobody(made):

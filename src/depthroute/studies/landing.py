@@ -84,6 +84,7 @@ def land_study(
         free_slots(workers),
         start,
         lambda run: any(line["kind"] == "train" for line in _metrics(out, run)),
+        lambda run: results.state(out, run)[0] == results.FINISHED,
         ended,
         ahead=ahead,
         seconds=60 * minutes - (time.monotonic() - began),
