@@ -79,6 +79,7 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(mistake, run, recipe, tmp_pat
     ("arguments", "wanted"),
     [
         (["train", "no-such-recipe"], "no-such-recipe"),
+        (["train", "main"], "did you mean the study 'studies/main', which is for `depthroute study`?"),
         (["study", "no-such-study.yaml"], "no-such-study.yaml"),
         (["report", "no-such-folder"], "no-such-folder"),
         (["generate", "./no-such-folder", "--prompt", "x"], "no model in ./no-such-folder"),

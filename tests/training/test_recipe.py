@@ -268,6 +268,24 @@ def test_what_is_missing_is_looked_for_among_its_own_kind(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("main", "recipe", "no recipe 'main'; did you mean the study 'studies/main', which is for `depthroute study`?"),
+        ("mian", "recipe", "did you mean the study 'studies/main'"),
+        ("100m", "study", "no study '100m'; did you mean the recipe 'paper/100m', which is for `depthroute train`?"),
+        ("mine/mid-training", "study", "did you mean 'studies/mid-training'?"),  # its own kind first
+        ("100n", "recipe", "did you mean 'paper/100m'?"),
+        ("zzz", "recipe", "no recipe 'zzz' (shipped: "),
+    ],
+)
+def test_a_name_of_the_other_kind_says_whose_it_is(tmp_path, monkeypatch, name, kind, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as error:
+        find_recipe(name, tmp_path, kind=kind)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("name: [", "line 1"),

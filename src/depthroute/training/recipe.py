@@ -29,6 +29,9 @@ _WANTED = {
     "string_type": "text",
 }
 
+Kind = Literal["recipe", "study"]
+_COMMANDS: dict[Kind, str] = {"recipe": "depthroute train", "study": "depthroute study"}
+
 Count = Annotated[int, Field(ge=1)]
 Source = str | list[str]
 
@@ -225,7 +228,7 @@ def differing_keys(a: Recipe, b: Recipe) -> list[str]:
     return [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
 
 
-def find_recipe(name: str | Path, beside: Path | None = None, kind: Literal["recipe", "study"] = "recipe") -> Path:
+def find_recipe(name: str | Path, beside: Path | None = None, kind: Kind = "recipe") -> Path:
     """The file of a recipe or study: relative to the folder `beside` (or the working directory), else a shipped one.
 
     ".yaml" may be left out. Raises FileNotFoundError that lists the shipped ones of this kind; what the file holds is
@@ -235,8 +238,7 @@ def find_recipe(name: str | Path, beside: Path | None = None, kind: Literal["rec
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file():
                 return path
-    known = _shipped(kind)
-    raise FileNotFoundError(f"no {kind} {str(name)!r}{_hint(str(name), known)} (shipped: {', '.join(known)})")
+    raise FileNotFoundError(f"no {kind} {str(name)!r}{_hint(str(name), kind)} (shipped: {', '.join(_shipped(kind))})")
 
 
 def recipe_folder() -> Path:
@@ -246,7 +248,7 @@ def recipe_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
-def _shipped(kind: Literal["recipe", "study"]) -> list[str]:
+def _shipped(kind: Kind) -> list[str]:
     # Both lie in one folder; a study is what has arms.
     folder = recipe_folder()
     return sorted(
@@ -339,13 +341,24 @@ def _check_keys(values: Any, of: type[Section], path: tuple[str, ...]) -> None:
             _check_keys(value, section, (*path, key))
 
 
-def _hint(name: str, known: list[str]) -> str:
+def _hint(name: str, kind: Kind) -> str:
+    """What an unknown name was meant to be: the very name, of its own kind or of the other, comes before a near one."""
+    other: Kind = "study" if kind == "recipe" else "recipe"
+    for cutoff in (1.0, 0.6):
+        if close := _nearest_shipped(name, kind, cutoff):
+            return f"; did you mean {close!r}?"
+        if close := _nearest_shipped(name, other, cutoff):
+            return f"; did you mean the {other} {close!r}, which is for `{_COMMANDS[other]}`?"
+    return ""
+
+
+def _nearest_shipped(name: str, kind: Kind, cutoff: float) -> str | None:
+    known = _shipped(kind)
     # The name without its folder ("main" for "studies/main") is too short to be near the whole one.
     name, last = name.removesuffix(".yaml"), {full.rpartition("/")[2]: full for full in known}
-    end = name.rpartition("/")[2]
-    close = [end] if end in last else difflib.get_close_matches(name, known, n=1)
-    close = close or difflib.get_close_matches(end, last, n=1)
-    return f"; did you mean {last.get(close[0], close[0])!r}?" if close else ""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    close = close or difflib.get_close_matches(name.rpartition("/")[2], last, n=1, cutoff=cutoff)
+    return last.get(close[0], close[0]) if close else None
 
 
 def _explain(error: ValidationError) -> str:
