@@ -23,6 +23,9 @@ _OF_THE_STUDY = ("name", "seed", "base")
 # Arms are compared on the same tokens in the same order; other data are an axis of the grid.
 _SHARED_BY_ARMS = ("data",)
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+# What may be of several types: pydantic tells a fault for each of them, and names the type as if it were a key.
+_WANTED_RECIPE = "the name of a recipe or a mapping of keys to values"
+_WANTED_AXIS = "a list of values or a mapping of names to the keys that each changes"
 
 
 class Study(Section):
@@ -95,7 +98,7 @@ def load_study(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
-        raise ValueError(_explain(error)) from None
+        raise ValueError(_explain(error, values)) from None
     study = _with_overrides(study, overrides)
     study._folder = folder
     _check(study)
@@ -172,11 +175,17 @@ def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield f"{path}{key}", value
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     messages = []
     for fault in error.errors():
-        key = ".".join(str(part) for part in fault["loc"])
-        if fault["type"] == "extra_forbidden":
+        location = fault["loc"]
+        key = ".".join(str(part) for part in location)
+        if location[0] == "recipe" and len(location) > 1:
+            messages.append(f"recipe is {values['recipe']!r}, wants {_WANTED_RECIPE}")
+        elif location[0] == "grid" and len(location) > 2 and location[2] != "[key]":
+            axis = location[1]
+            messages.append(f"grid.{axis} is {values['grid'][axis]!r}, wants {_WANTED_AXIS}")
+        elif fault["type"] == "extra_forbidden":
             messages.append(f"unknown key {key!r} in the study{nearest(key, Study.model_fields)}")
         elif fault["type"] == "missing":
             messages.append(f"{key} is missing in the study")
@@ -186,12 +195,12 @@ def _explain(error: ValidationError) -> str:
 
 
 def _check(study: Study) -> None:
+    if len(study.arms) < 2:
+        raise ValueError(f"arms: got {list(study.arms)}, wants at least two arms, since a study pairs their runs")
     _check_names(study)
     _check_seeds(study)
     _check_grid(study)
     _check_arms(study)
-    if len(study.arms) < 2:
-        raise ValueError(f"arms: {study.baseline!r} is the only arm, so the study pairs nothing; wants a second arm")
     for arm in study.arms:
         if not set(study.seeds_of(arm)) & set(study.seeds_of(study.baseline)):
             raise ValueError(
@@ -225,9 +234,16 @@ def _check_grid(study: Study) -> None:
         if axis in _OF_THE_STUDY:
             raise ValueError(f"grid.{axis}: {axis} is no axis; seeds go into `seeds`, another base into a named value")
         for name, change in values.items() if isinstance(values, dict) else ():
-            for arm, own in change.get("arms", {}).items():
+            own_changes = change.get("arms", {})
+            if not isinstance(own_changes, dict):
+                raise ValueError(
+                    f"grid.{axis}.{name}.arms is {own_changes!r}, wants arms and the keys that each changes"
+                )
+            for arm, own in own_changes.items():
                 if arm not in study.arms:
                     raise ValueError(f"grid.{axis}.{name}.arms: {arm!r} is not an arm{nearest(arm, study.arms)}")
+                if not isinstance(own, dict):
+                    raise ValueError(f"grid.{axis}.{name}.arms.{arm} is {own!r}, wants keys and their values")
                 _check_change(study, f"grid.{axis}.{name}.arms.{arm}", own)
 
 
