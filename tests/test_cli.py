@@ -107,6 +107,8 @@ def test_what_is_not_there_or_in_the_way_is_named(arguments, wanted, run, recipe
         (["quickstart", "--dry-run", "--only", "mhar-h9"], "only: 'mhar-h9' is not an arm of the study"),
         (["quickstart", "--dry-run", "--workers", 0], "workers: got 0, wants at least 1"),
         (["quickstart", "--dry-run", "--reuse", "nothing"], "reuse: nothing is not a study folder"),
+        (["quickstart", "--dry-run", "--rate", 0], "rate: got 0, wants a positive number of tokens a second"),
+        (["quickstart", "--dry-run", "--rate", "nan"], "rate: got nan, wants a positive number of tokens a second"),
         (["quickstart", "--rate", 1000], "rate: got 1000, but only a dry run takes a speed"),
     ],
 )
@@ -115,6 +117,23 @@ def test_what_a_study_refuses_a_dry_run_refuses_too(arguments, wanted, run, tmp_
     assert (code, out) == (1, "")
     assert f"depthroute: error: {wanted}" in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["probe", ".", "--tokens", 1], "--tokens"),
+        (["generate", ".", "--prompt", "x", "--seed", -1], "--seed"),
+        (["generate", ".", "--prompt", "x", "--seed", 2**32], "--seed"),
+        (["generate", ".", "--prompt", "x", "--temperature", "nan"], "--temperature"),
+        (["generate", ".", "--prompt", "x", "--max-new-tokens", 0], "--max-new-tokens"),
+        (["evaluate", ".", "--tasks", "x", "--limit", 0], "--limit"),
+    ],
+)
+def test_a_senseless_number_names_its_option(arguments, option, run):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert f"Invalid value for '{option}'" in err
 
 
 def test_a_dry_run_shows_the_chosen_arms(run):

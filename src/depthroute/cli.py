@@ -106,7 +106,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run, stu
 def probe(
     folder: Annotated[Path, typer.Argument(help="A saved model, or the folder of a run.")],
     text: Annotated[list[str] | None, typer.Option(help="Text files; the embedded held-out books by default.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to read.")] = 65536,
+    tokens: Annotated[int, typer.Option(min=2, help="How many tokens to read.")] = 65536,
     out: Annotated[Path | None, typer.Option(help="File for the result; probe.json in the folder by default.")] = None,
 ) -> None:
     """Look at what the queries of a model have learned."""
@@ -147,7 +147,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus to sample from.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = 0,
 ) -> None:
     """Generate text from a saved model."""
     text = load("models.text").generate_text(

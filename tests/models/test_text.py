@@ -33,6 +33,24 @@ def test_no_text_goes_beyond_the_positions_of_the_model(folder):
         generate_text(folder, "The sea", max_new_tokens=positions)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("seed", -1),
+        ("seed", 2**32),
+    ],
+)
+def test_settings_out_of_range_are_named_before_a_model_is_looked_for(name, value):
+    with pytest.raises(ValueError, match=rf"{name} is {value}; wanted"):
+        generate_text("nowhere/at-all", "The sea", **{name: value})
+
+
 @pytest.mark.parametrize("options", [{}, {"device_map": "meta"}], ids=["read", "checked"])
 def test_a_model_that_lacks_weights_is_refused(folder, options):
     load_saved(folder, **options)

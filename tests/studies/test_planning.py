@@ -97,11 +97,11 @@ def test_the_docs_plan_every_study_from_scratch():
 
 
 def test_a_given_speed_is_used_and_named_as_such():
-    found = plan(FULL_SHAPE, tokens_per_second=1e6)
+    found = plan(FULL_SHAPE, rate=1e6)
     assert {row.tokens_per_second for row in found.rows} == {1e6}
     assert "Speed: 1,000,000 tokens/s as given." in str(found)
-    with pytest.raises(ValueError, match="tokens_per_second: got 0, wants a positive speed"):
-        plan(FULL_SHAPE, tokens_per_second=0)
+    with pytest.raises(ValueError, match="rate: got 0, wants a positive number of tokens a second"):
+        plan(FULL_SHAPE, rate=0)
 
 
 def test_the_table_says_where_an_estimate_comes_from():
@@ -122,7 +122,7 @@ def test_a_scheme_that_is_not_counted_lacks_its_flops_alone(scaled):
     assert totals in text(found)
     assert "?: the FLOPs of the scheme 'scaled' are not counted in studies/flops.py (scaled)." in text(found)
     assert "checkpoint " not in text(found)
-    timed = plan({**FULL_SHAPE, "arms": arms}, tokens_per_second=1e6)
+    timed = plan({**FULL_SHAPE, "arms": arms}, rate=1e6)
     assert timed.hours == pytest.approx(timed.tokens / 1e6 / 3600)
     assert f"FLOPs (without scaled) and {timed.hours:.1f} GPU hours of training" in text(timed)
 
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_is_not_here_is_planned_without_what_only_it_knows():
     assert "? FLOPs and ? GPU hours of training" in text(found)
     assert "?: model.checkpoint 'nobody/nothing' is no folder on this machine (control, gated)." in text(found)
     assert "Speed:" not in str(found)
-    assert plan(study, tokens_per_second=1e5).hours == pytest.approx(found.tokens / 1e5 / 3600)
+    assert plan(study, rate=1e5).hours == pytest.approx(found.tokens / 1e5 / 3600)
 
 
 def test_every_shipped_study_says_what_it_is_for():

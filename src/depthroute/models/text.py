@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ def generate_text(
         top_p: samples from the smallest set of tokens with this probability.
         seed: of the sampling.
 
-    Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole
-    and for more tokens than the model has positions.
+    Raises FileNotFoundError where there is no model or no tokenizer, ValueError for weights that are not whole, for
+    settings out of range, and for more tokens than the model has positions.
     """
+    _check_settings(max_new_tokens, temperature, top_p, seed)
     path = Path(folder)
     looks_like_a_path = path.exists() or path.is_absolute() or str(folder).startswith(".")
     name = str(saved_folder(folder) if looks_like_a_path else folder)
@@ -60,6 +62,17 @@ def generate_text(
     )
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def _check_settings(max_new_tokens: int, temperature: float, top_p: float, seed: int) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted at least 1")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}; wanted a finite number of at least 0")
+    if not 0 <= top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; wanted a number from 0 to 1")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; wanted a whole number from 0 to {2**32 - 1}")
 
 
 def _check_length(model: Any, prompt: int, new: int) -> None:

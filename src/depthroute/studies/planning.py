@@ -187,7 +187,7 @@ class Plan:
 
 def plan(
     source: str | Path | Mapping[str, Any],
-    tokens_per_second: float | None = None,
+    rate: float | None = None,
     overrides: Iterable[str] = (),
     *,
     only: Collection[str] = (),
@@ -197,13 +197,13 @@ def plan(
 ) -> Plan:
     """What a study needs. Starts nothing, writes nothing and reads no data.
 
-    `tokens_per_second` is taken for every run where it is given; otherwise each run's speed is an estimate (`ESTIMATE`
-    says from what). `only`: these arms alone. `workers`, `reuse` and `out` change nothing in the plan, but what
-    `run_study` would refuse of them is refused here too.
+    `rate`, in tokens a second, is taken for every run where it is given; otherwise each run's speed is an estimate
+    (`ESTIMATE` says from what). `only`: these arms alone. `workers`, `reuse` and `out` change nothing in the plan, but
+    what `run_study` would refuse of them is refused here too.
     Raises what `run_study` raises, and ValueError for a speed that is not positive.
     """
-    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
-        raise ValueError(f"tokens_per_second: got {tokens_per_second}, wants a positive speed")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"rate: got {rate:g}, wants a positive number of tokens a second")
     study = load_study(source, overrides)
     wanted = runs(study)
     check_only(study, only)
@@ -217,10 +217,8 @@ def plan(
         if not only or run.arm in only:
             by_label.setdefault(run.label, []).append(run)
     costs: dict[str, _Cost] = {}
-    rows = tuple(_planned(group, tokens_per_second, costs) for group in by_label.values())
-    return Plan(
-        study.name, rows, ESTIMATE if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s as given"
-    )
+    rows = tuple(_planned(group, rate, costs) for group in by_label.values())
+    return Plan(study.name, rows, ESTIMATE if rate is None else f"{rate:,.0f} tokens/s as given")
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ class _Cost:
     unknown: str = ""
 
 
-def _planned(group: list[Run], tokens_per_second: float | None, costs: dict[str, _Cost]) -> PlannedRuns:
+def _planned(group: list[Run], rate: float | None, costs: dict[str, _Cost]) -> PlannedRuns:
     recipe, tokens = group[0].recipe, group[0].tokens
     key = json.dumps([recipe.model.model_dump(), recipe.data.tokenizer, recipe.residual, recipe.data.sequence_length])
     if key not in costs:
@@ -246,7 +244,7 @@ def _planned(group: list[Run], tokens_per_second: float | None, costs: dict[str,
         steps=recipe.training.steps,
         tokens=tokens,
         flops=None if cost.flops is None else cost.flops * tokens,
-        tokens_per_second=tokens_per_second or cost.tokens_per_second,
+        tokens_per_second=rate or cost.tokens_per_second,
         unknown=cost.unknown,
     )
 
