@@ -194,6 +194,29 @@ def test_preset_overrides():
         presets.decoder_config("tiny", vocabsize=3)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"hidden_size": 0}, "decoder.hidden_size is 0, but must be a whole number >= 1"),
+        ({"num_hidden_layers": 0}, "decoder.num_hidden_layers is 0, but must be a whole number >= 1"),
+        ({"num_hidden_layers": -1}, "decoder.num_hidden_layers is -1, but must be a whole number >= 1"),
+        ({"num_key_value_heads": 0}, "decoder.num_key_value_heads is 0, but must be a whole number >= 1"),
+        ({"intermediate_size": 0}, "decoder.intermediate_size is 0, but must be a whole number >= 1"),
+        ({"hidden_size": 12.5}, "field 'hidden_size'"),
+        ({"num_attention_heads": 7}, "decoder.num_attention_heads is 7, but must be a multiple of num_key_value_heads"),
+        ({"head_dim": 15}, "even rotary dimension"),
+        ({"rms_norm_eps": float("nan")}, "decoder.rms_norm_eps is nan, but must be a finite number"),
+        ({"rms_norm_eps": -1.0}, "decoder.rms_norm_eps is -1.0, but must be a number > 0"),
+        ({"rms_norm_eps": 1}, "field 'rms_norm_eps'"),
+        ({"hidden_act": "silo"}, "decoder.hidden_act: unknown 'silo'; did you mean 'silu'?"),
+    ],
+)
+def test_values_that_no_decoder_can_have_are_refused(overrides, said):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        presets.decoder_config("tiny", **overrides)
+    assert said in str(caught.value)
+
+
 def test_the_package_names_what_it_offers():
     assert {"additive", "mhar", "block_mhar", "hyper_connections"} <= set(depthroute.residual.available())
     assert set(depthroute.__all__) <= set(dir(depthroute))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import Qwen3Config
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
 from depthroute.errors import nearest
@@ -20,6 +23,7 @@ _COLUMNS = (
     "intermediate_size",
     "max_position_embeddings",
 )
+_SIZES = ("vocab_size", *_COLUMNS)
 _PRESETS = {
     "tiny": (128, 6, 8, 4, 16, 384, 1024),
     "100m": (512, 12, 8, 4, 64, 1536, 2048),
@@ -46,7 +50,7 @@ def available() -> tuple[str, ...]:
 def decoder_config(name: str, **overrides: Any) -> PreTrainedConfig:
     """The decoder configuration of a preset; `overrides` replace its fields (vocab_size=..., num_hidden_layers=...).
 
-    Raises ValueError for an unknown preset or field.
+    Raises ValueError for an unknown preset or field, and for values that no decoder can have.
     """
     if name not in _PRESETS:
         raise ValueError(f"preset: unknown preset {name!r}{nearest(str(name), _PRESETS)}")
@@ -57,4 +61,27 @@ def decoder_config(name: str, **overrides: Any) -> PreTrainedConfig:
             raise ValueError(f"decoder: unknown field {key!r}{nearest(key, known)}")
     if overrides.get("model_type", config_type := Qwen3Config.model_type) != config_type:
         raise ValueError(f"decoder.model_type is {overrides['model_type']!r}, but a preset is a {config_type} decoder")
-    return Qwen3Config(**{**preset, **overrides})
+    _check_numbers(overrides)
+    try:
+        config = Qwen3Config(**{**preset, **overrides})
+    except StrictDataclassError as error:
+        raise ValueError(f"decoder: {error}") from None
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"decoder.num_attention_heads is {heads}, but must be a multiple of num_key_value_heads = {kv_heads}"
+        )
+    if config.hidden_act not in ACT2FN:
+        raise ValueError(f"decoder.hidden_act: unknown {config.hidden_act!r}{nearest(config.hidden_act, ACT2FN)}")
+    return config
+
+
+def _check_numbers(overrides: dict[str, Any]) -> None:
+    """What the configuration takes, and only a forward trips over, or nothing does; types are its own to check."""
+    for key, value in overrides.items():
+        if key in _SIZES and isinstance(value, int) and value < 1:
+            raise ValueError(f"decoder.{key} is {value}, but must be a whole number >= 1")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"decoder.{key} is {value}, but must be a finite number")
+    if isinstance(eps := overrides.get("rms_norm_eps"), float) and eps <= 0:
+        raise ValueError(f"decoder.rms_norm_eps is {eps}, but must be a number > 0")
