@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from bench.jobs import JOB
@@ -29,3 +30,5 @@ def test_schemes_are_parsed_with_their_options():
     assert parse_scheme("mhar:num_heads=1,backend=reference") == {
         "scheme": "mhar", "num_heads": 1, "backend": "reference",
     }  # fmt: skip
+    with pytest.raises(ValueError, match="scheme 'mhar:num_heads': got the option 'num_heads', wants NAME=VALUE"):
+        parse_scheme("mhar:num_heads")

@@ -112,6 +112,16 @@ def test_without_time_nothing_is_started(study, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ahead", -1), ("minutes", 0), ("minutes", float("nan")), ("least_minutes", -1), ("least_minutes", float("nan"))],
+)
+def test_numbers_out_of_range_are_told(study, tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name}: got {value}, wants"):
+        land_study(study, tmp_path, ["additive/seed-0"], **{name: value})
+    assert not (tmp_path / "study.yaml").exists()
+
+
 def test_a_name_that_is_no_run_is_told(study, tmp_path):
     with pytest.raises(ValueError, match="names: 'mhar-h1/seed-2' is not a run of example"):
         land_study(study, tmp_path, ["mhar-h1/seed-2"])

@@ -42,8 +42,13 @@ class Job:
 def parse_scheme(text: str) -> dict[str, Any]:
     """`mhar` or `mhar:num_heads=1,scale=0.5` as the `residual` entry of a configuration."""
     name, _, options = text.partition(":")
-    pairs = (option.split("=", 1) for option in options.split(",") if option)
-    return {"scheme": name, **{key: parse_value(value) for key, value in pairs}}
+    residual: dict[str, Any] = {"scheme": name}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"scheme {text!r}: got the option {option!r}, wants NAME=VALUE")
+        residual[key] = parse_value(value)
+    return residual
 
 
 def parse_value(text: str) -> Any:

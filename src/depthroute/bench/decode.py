@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import StaticCache
 
 from depthroute.bench import timing
-from depthroute.bench.arm import parse_scheme, parse_value
+from depthroute.bench.arm import parse_scheme
+from depthroute.bench.options import count, field
 from depthroute.bench.train import MICROBATCH
 from depthroute.errors import in_one_line
 from depthroute.files import new_folder
@@ -156,13 +157,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for decode.json")
     parser.add_argument("--preset", choices=list(MICROBATCH), default="1b")
     parser.add_argument("--schemes", nargs="+", default=["additive", "mhar"], help="mhar, mhar:num_heads=1, ...")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32], help="sequences that are decoded at once")
-    parser.add_argument("--context", type=int, default=1024, help="places of the cache; half of them are filled")
+    parser.add_argument("--batches", nargs="+", type=count, default=[1, 32], help="sequences that are decoded at once")
+    parser.add_argument("--context", type=count, default=1024, help="places of the cache; half of them are filled")
     parser.add_argument(
-        "--prefill", nargs=2, type=int, default=[8, 2048], metavar=("B", "T"), help="size of the prompt"
+        "--prefill", nargs=2, type=count, default=[8, 2048], metavar=("B", "T"), help="size of the prompt"
     )
     parser.add_argument(
-        "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
+        "--overrides", nargs="*", type=field, default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
     options.out = new_folder(options.out, "--out")
@@ -175,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
         batches=options.batches,
         context=options.context,
         prefill=tuple(options.prefill),
-        overrides={key: parse_value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
+        overrides=dict(options.overrides),
     )
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "decode.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))

@@ -29,6 +29,7 @@ from torch import Tensor
 from depthroute.bench import chains, deltas, peers, timing
 from depthroute.bench.apart import run_apart
 from depthroute.bench.chains import Chain, Shape
+from depthroute.bench.options import positive
 from depthroute.errors import in_one_line
 from depthroute.files import new_folder
 from depthroute.ops.two_phase.plan import Plan
@@ -279,8 +280,10 @@ def main(arguments: list[str] | None = None) -> None:
         help="peers: all of the other packages, which run where the shape has H = 1 and they are installed",
     )
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
-    parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no more arms are begun")
-    parser.add_argument("--peer-limit", type=float, default=120.0, help="seconds for one peer at one shape, tuning too")
+    parser.add_argument("--budget", type=positive, default=90.0, help="seconds after which no more arms are begun")
+    parser.add_argument(
+        "--peer-limit", type=positive, default=120.0, help="seconds for one peer at one shape, tuning too"
+    )
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)

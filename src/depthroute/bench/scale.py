@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import depthroute
 from depthroute.bench.ahead import compile_ahead, compile_whole_ahead
-from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme, parse_value
+from depthroute.bench.arm import MAX_GRAD_NORM, parse_scheme
+from depthroute.bench.options import count, count_or_none, field, positive
 from depthroute.bench.train import MICROBATCH
 from depthroute.files import new_file, write_json
 from depthroute.models.presets import decoder_config
@@ -269,34 +270,29 @@ def _shown(value: float | None, how: str) -> str:
     return "-" if value is None else format(value, how)
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    key, _, value = text.partition("=")
-    return key, parse_value(value)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="depthroute bench scale", description="Measure training on several GPUs.")
     parser.add_argument("--out", type=Path, required=True, help="file for the result")
     parser.add_argument("--preset", choices=[*MICROBATCH, *SHAPES], default="350m")
     parser.add_argument("--scheme", default="mhar", help="mhar, mhar:num_heads=1, ...")
     parser.add_argument("--strategy", choices=["ddp", "fsdp2"], default="ddp")
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a microbatch on one GPU")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+    parser.add_argument("--batch", type=count, default=4, help="sequences of a microbatch on one GPU")
+    parser.add_argument("--length", type=count, default=1024, help="tokens of a sequence")
     parser.add_argument(
         "--precision", choices=["bf16", "fp32"], default="bf16", help="bf16: autocast over fp32 weights"
     )
     parser.add_argument("--checkpointing", action="store_true", help="recompute the activations of a layer")
     parser.add_argument("--sharded", action="store_true", help="never hold the whole model on one GPU")
     parser.add_argument("--keep-gathered", action="store_true", help="gather a layer once a step, not twice")
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--loss-steps", type=int, default=10)
-    parser.add_argument("--warm-up", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="of a round, whose time is one sample")
+    parser.add_argument("--learning-rate", type=positive, default=1e-4)
+    parser.add_argument("--loss-steps", type=count, default=10)
+    parser.add_argument("--warm-up", type=count_or_none, default=3)
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--steps", type=count, default=4, help="of a round, whose time is one sample")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--overrides", nargs="*", type=_pair, default=[], metavar="FIELD=VALUE", help="of the decoder")
+    parser.add_argument("--overrides", nargs="*", type=field, default=[], metavar="FIELD=VALUE", help="of the decoder")
     parser.add_argument("--hold", type=Path, help="say HOLD.ready once compiled, and measure when HOLD.go is there")
     options = parser.parse_args(arguments)
     options.overrides = dict(options.overrides)

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from depthroute.bench import timing
-from depthroute.bench.arm import Job, parse_value, warmed_up
+from depthroute.bench.arm import Job, warmed_up
+from depthroute.bench.options import count, field
 from depthroute.bench.together import Together
 from depthroute.errors import in_one_line
 from depthroute.files import new_folder
@@ -91,17 +92,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", nargs="+", choices=list(MICROBATCH), default=["100m"])
     parser.add_argument("--schemes", nargs="+", default=["additive", "mhar"], help="mhar, mhar:num_heads=1, ...")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["bf16"])
-    parser.add_argument("--batch", type=int, help="sequences of a microbatch")
-    parser.add_argument("--length", type=int, help="tokens of a sequence")
-    parser.add_argument("--microbatches", type=int, default=1, help="for each optimizer step")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="of each scheme in a round")
+    parser.add_argument("--batch", type=count, help="sequences of a microbatch")
+    parser.add_argument("--length", type=count, help="tokens of a sequence")
+    parser.add_argument("--microbatches", type=count, default=1, help="for each optimizer step")
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--steps", type=count, default=5, help="of each scheme in a round")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--eager", action="store_true", help="without torch.compile")
     how.add_argument("--graphs", action="store_true", help="replay what is compiled as CUDA graphs")
     parser.add_argument("--processes", action="store_true", help="each in a process of its own: they compile at once")
     parser.add_argument(
-        "--overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
+        "--overrides", nargs="*", type=field, default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
     options = parser.parse_args(arguments)
     options.out = new_folder(options.out, "--out")
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
             options.microbatches,
             compiled=not options.eager,
             graphs=options.graphs,
-            overrides={key: parse_value(value) for key, value in (each.split("=", 1) for each in options.overrides)},
+            overrides=dict(options.overrides),
         )
         for precision, preset, scheme in itertools.product(options.precision, options.preset, options.schemes)
     ]

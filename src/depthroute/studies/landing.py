@@ -51,9 +51,15 @@ def land_study(
     `out`/archives/<label>_seed-<s>.tar.xz, also where it has failed. A run that was cut or has failed goes on from its
     last checkpoint the next time. `ahead`: how many compile while one trains, on each
     of the `workers` devices. `minutes`, `least_minutes`: as `seconds` and `least` of `run_in_turns`.
-    Raises ValueError for a name that the study does not have, and what `load_study` raises.
+    Raises ValueError for a name that the study does not have, for numbers out of range, and what `load_study` raises.
     """
     began, out = time.monotonic(), Path(out)
+    if ahead < 0:
+        raise ValueError(f"ahead: got {ahead}, wants at least 0")
+    if not minutes > 0:
+        raise ValueError(f"minutes: got {minutes:g}, wants a number > 0")
+    if not least_minutes >= 0:
+        raise ValueError(f"least_minutes: got {least_minutes:g}, wants at least 0")
     study = load_study(source, overrides)
     by_name = {run.name: run for run in runs(study)}
     for name in names:
