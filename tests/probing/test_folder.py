@@ -118,6 +118,15 @@ def test_the_table_is_short_and_fits_a_terminal(save, tmp_path, scheme, shown):
     assert len(out.getvalue().splitlines()) < 15
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_no_label_of_the_table_is_cut(save, tmp_path, is_terminal):
+    found = probe_folder(save(SCHEMES["mhar"]), text=lines(tmp_path), tokens=100, draws=2)
+    out = StringIO()
+    print_probe(found, Console(file=out, width=44, force_terminal=is_terminal, color_system=None))
+    assert "…" not in out.getvalue()
+    assert ("correlation of heads (by chance -1.00)" in out.getvalue()) != is_terminal  # there it goes on below
+
+
 def test_a_model_that_lacks_weights_is_not_probed(save):
     folder = save(SCHEMES["mhar"])
     weights = load_file(folder / "model.safetensors")

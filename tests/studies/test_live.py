@@ -4,6 +4,8 @@ from rich.console import Console
 
 from depthroute.studies import live
 
+from .conftest import STUDY
+
 
 def test_a_terminal_shows_a_table_of_what_is_done(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(live, "_REFRESH_S", 0.0)
@@ -15,6 +17,14 @@ def test_a_terminal_shows_a_table_of_what_is_done(fake, tmp_path, monkeypatch):
     assert "running" in fake.output
     assert "10/10" in fake.output
     assert "5.0000" in fake.output
+
+
+def test_elsewhere_a_line_is_never_broken_nor_its_brackets_taken_for_markup(fake, tmp_path):
+    fake.console.width = 30
+    fake.study(tmp_path, {**STUDY, "name": "a name in [red] that is longer than the line"})
+    first, *others = fake.output.splitlines()
+    assert first == "a name in [red] that is longer than the line: 6 runs, 0 of them finished before"
+    assert any("[red]" in line for line in others)  # the title of the table
 
 
 def test_elsewhere_there_is_a_line_for_each_start_and_end(fake, tmp_path):

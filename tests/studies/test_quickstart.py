@@ -50,6 +50,12 @@ def test_the_arm_with_the_lowest_mean_loss_goes_on_from_the_prompt_and_the_repor
         assert shown in fake.output
 
 
+def test_away_from_a_terminal_no_line_of_the_text_is_broken(fake, quick):
+    fake.console.width = 30
+    quick()
+    assert f"\n{quickstart.PROMPT} and 100 more words\n" in fake.output
+
+
 def test_a_failed_run_is_an_error_with_its_reason(fake, quick):
     fake.fails["mhar-h1/seed-0"] = (1, "ValueError: no")
     with pytest.raises(RuntimeError, match="mhar-h1/seed-0: ValueError: no"):

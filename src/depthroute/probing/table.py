@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from depthroute.probing.disagreement import ARRANGEMENTS
+from depthroute.terminal import show
 
 _MOST_READ = 3  # sources
 
@@ -37,12 +38,12 @@ def print_probe(result: Mapping[str, Any], console: Console | None = None) -> No
     """Prints a short table of what `probe_folder` found."""
     title = f"{result['model']}: {result['tokens']:,} tokens of {result['text']}"
     table = Table(title=escape(title), title_justify="left")
-    table.add_column("reading")
+    table.add_column("reading", overflow="fold")  # on a narrow terminal: cut labels would look alike
     for name in ("trained", "random queries", "excess"):
         table.add_column(name, justify="right")
     for row in probe_rows(result):
         table.add_row(row.label, *row.cells())
-    (console or Console()).print(table)
+    show(table, console or Console())
 
 
 def probe_rows(result: Mapping[str, Any]) -> Iterator[Row]:

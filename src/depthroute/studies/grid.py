@@ -23,7 +23,8 @@ from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
 from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs, same_run
-from depthroute.studies.tables import show, tables
+from depthroute.studies.tables import tables
+from depthroute.terminal import show
 from depthroute.training.recipe import load_recipe, recipe_text
 
 Starter = Callable[[Path, Run, Slot], subprocess.Popen]
@@ -95,7 +96,7 @@ def run_study(
     if build_report is None:
         return result
     page = build_report(out)
-    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {page}", soft_wrap=True, highlight=False, markup=False)
     return replace(result, report=page)
 
 

@@ -39,7 +39,7 @@ class LiveTable:
             self._live.start()
         else:
             done = sum(results.state(self.out, run)[0] == results.FINISHED for run in self.runs)
-            self.console.print(f"{self.study.name}: {len(self.runs)} runs, {done} of them finished before")
+            self._say(f"{self.study.name}: {len(self.runs)} runs, {done} of them finished before")
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class LiveTable:
         )
         done = sum(row[1] == results.FINISHED for row in rows)
         table = Table(
-            title=f"{self.study.name}: {done} of {len(rows)} runs finished",
+            title=escape(f"{self.study.name}: {done} of {len(rows)} runs finished"),
             caption=f"{len(rows) - len(begun)} not started",
         )
         for column in ("run", "state", "steps", "held-out loss", "tokens/s"):

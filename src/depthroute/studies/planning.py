@@ -31,7 +31,7 @@ from depthroute.studies.flops import (
 from depthroute.studies.grid import check_only, check_reuse
 from depthroute.studies.scheduling import free_slots
 from depthroute.studies.study import Run, load_study, runs
-from depthroute.studies.tables import show
+from depthroute.terminal import show
 from depthroute.training.recipe import Recipe
 
 # Training of seed 1 in this record, whose shape `_measured_rates` builds: additive, and mhar with one route head and

@@ -32,9 +32,10 @@ def run_quickstart(out: str | Path, workers: int | None = None, *, console: Cons
         raise RuntimeError(f"{out}: some runs are held by another process; start again when it has ended")
     sample = sample_from_best(result)
     write_json(result.folder / "samples.json", [sample])
-    console.print(f"\n{sample['arm']} goes on from a prompt:\n{sample['prompt']}{sample['text']}", markup=False)
+    said = f"\n{sample['arm']} goes on from a prompt:\n{sample['prompt']}{sample['text']}"
+    console.print(said, markup=False, highlight=False, soft_wrap=not console.is_terminal)
     page = build_report(result.folder)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    console.print(f"\nReport: {page}", markup=False, highlight=False, soft_wrap=True)
     return replace(result, report=page)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
+from rich.markup import escape
 from rich.table import Table
 
 from depthroute.studies.study import Study, label
@@ -20,18 +19,6 @@ def tables(study: Study, comparisons: Mapping[str, Any]) -> Iterator[Table]:
         yield rate_table(comparisons)
     if "compute_gain" in comparisons:
         yield gain_table(comparisons["compute_gain"])
-
-
-def show(table: Table, console: Console) -> None:
-    """Print a table. Away from a terminal, where nothing bounds a line, its cells stand whole whatever they need."""
-    before = console.width
-    if not console.is_terminal:
-        unbounded = console.options.update(max_width=10_000)
-        console.width = max(before, Measurement.get(console, unbounded, table).maximum)
-    try:
-        console.print(table)
-    finally:
-        console.width = before
 
 
 def comparison_table(study: Study, comparisons: Mapping[str, Any]) -> Table:
@@ -91,7 +78,7 @@ def gain_table(gains: Mapping[str, Any]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], caption: str) -> Table:
-    table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), caption=escape(caption), caption_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     return table
