@@ -164,13 +164,20 @@ def test_every_benchmark_has_a_help_of_its_own(name, run):
     assert f"depthroute bench {name}" in out
 
 
+def test_generate_prints_the_prompt_and_how_it_goes_on(run, monkeypatch):
+    monkeypatch.setattr("depthroute.models.text.generate_text", lambda folder, prompt, **_: " was calm.")
+    assert run("generate", ".", "--prompt", "The sea") == (0, "The sea was calm.\n", "")
+    assert "prints the prompt and how it goes on" in run("generate", "--help")[1]
+
+
 def test_train_generate_and_report_work_together(run, recipe, tmp_path):
     code, out, err = run("train", recipe, "residual.scheme=mhar", "--out", tmp_path / "out")
     assert code == 0, err
     assert "held-out loss" in out
     code, out, err = run("generate", tmp_path / "out", "--prompt", "The sea", "--max-new-tokens", 5)
     assert code == 0, err
-    assert out.strip()
+    assert out.startswith("The sea")
+    assert len(out.strip()) > len("The sea")
     code, out, err = run("report", tmp_path / "out")
     assert code == 0, err
     assert (tmp_path / "out" / "report" / "index.html").is_file()

@@ -149,11 +149,11 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus to sample from.")] = 0.95,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = 0,
 ) -> None:
-    """Generate text from a saved model."""
+    """Generate text from a saved model: prints the prompt and how it goes on."""
     text = load("models.text").generate_text(
         folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
-    typer.echo(text)
+    typer.echo(prompt + text)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from depthroute.data import load_tokenizer
 from depthroute.models.saved import load_saved
@@ -25,6 +27,19 @@ def lose(folder, *keys):
 
 def test_text_goes_on_from_a_prompt(folder):
     assert generate_text(folder, "The sea", max_new_tokens=5, temperature=0)
+
+
+def test_the_first_new_word_keeps_its_space(tmp_path):
+    words = ["\N{LOWER ONE EIGHTH BLOCK}" + word for word in ("the", "sea", "was", "calm")]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert fast.decode([2]) == "was"  # what a text alone loses
+    fast.save_pretrained(tmp_path)
+    routed({"scheme": "additive"}, vocab_size=len(words)).save_pretrained(tmp_path)
+    found = generate_text(tmp_path, "the sea", max_new_tokens=2, temperature=0)
+    assert found.startswith(" ")
+    assert len(found.split()) == 2
 
 
 def test_no_text_goes_beyond_the_positions_of_the_model(folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoTokenizer, set_seed
 from transformers.utils import logging
 
@@ -61,7 +62,15 @@ def generate_text(
         {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
     )
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
-    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    return _new_text(tokenizer, out[0], ids.shape[1])
+
+
+def _new_text(tokenizer: Any, ids: Tensor, prompt: int) -> str:
+    """The text behind the first `prompt` ids. Read alone, its first word would lose its space with some tokenizers."""
+    whole, before = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids, ids[:prompt]))
+    if whole.startswith(before):
+        return whole[len(before) :]
+    return tokenizer.decode(ids[prompt:], skip_special_tokens=True)  # a character of several ids lies across the border
 
 
 def _check_settings(max_new_tokens: int, temperature: float, top_p: float, seed: int) -> None:
