@@ -100,6 +100,18 @@ def test_what_is_not_there_or_in_the_way_is_named(arguments, wanted, run, recipe
     assert wanted in err
 
 
+def test_a_misspelt_folder_names_the_nearest_one(run, tmp_path):
+    (tmp_path / "model").mkdir()
+    for command in (["probe"], ["report"], ["generate", "--prompt", "x"], ["evaluate", "--tasks", "x"]):
+        code, _, err = run(command[0], "./modle", *command[1:])
+        assert code == 1
+        assert "did you mean 'model'?" in err
+    code, _, err = run("convert", "./modle", "out")
+    assert (code, "./modle: no such folder or file; did you mean 'model'?" in err) == (1, True)
+    code, _, err = run("study", "quickstart", "--dry-run", "--reuse", "modle")
+    assert (code, "it has no runs/); did you mean 'model'?" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

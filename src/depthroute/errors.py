@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -14,6 +16,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
+
+
+def nearest_path(path: str | Path, *names: str) -> str:
+    """The end of a message about a path that is not there: the nearest one that is, or the nearest of some `names`."""
+    path = Path(path).expanduser()
+    missing = next((part for part in (*reversed(path.parents), path) if not part.exists()), None)
+    if missing is None:
+        return ""
+    known = {name: name for name in names if missing == path}
+    with contextlib.suppress(OSError):  # a folder that cannot be listed, or is none
+        known |= {found.name: str(missing.with_name(found.name)) for found in missing.parent.iterdir()}
+    close = difflib.get_close_matches(missing.name, known, n=1)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
 def in_one_line(command: Callable[[], object]) -> None:

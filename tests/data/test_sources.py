@@ -4,6 +4,7 @@ import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pyarrow
@@ -107,7 +108,7 @@ def test_a_dataset_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(
-        FileNotFoundError, match=r"^'no/such' is neither a local file nor a dataset .* doesn't exist\.$"
+        FileNotFoundError, match=r"^'no/such' is neither a local file nor a dataset .* \(.*doesn't exist\.\)$"
     ):
         list(documents("no/such"))
 
@@ -116,6 +117,38 @@ def test_a_dataset_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.Monkey
 def test_a_missing_file_is_not_looked_for_on_the_hub(name: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"no such file: '{name}'"):
         documents(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("boks.txt", "books.txt"),
+        ("./boks.txt", "books.txt"),
+        ("texts/boks.txt", "texts/books.txt"),
+        ("text/books.txt", "texts"),
+    ],
+)
+def test_a_misspelt_file_names_the_nearest_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for place in ("books.txt", "texts/books.txt"):
+        (tmp_path / place).write_text("x")
+    with pytest.raises(FileNotFoundError, match=f"no such file: '{name}'; did you mean '{meant}'\\?$"):
+        documents(name)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("embeded", "embedded"), ("boks", "books.txt"), ("sea/boks", "seas")])
+def test_a_misspelt_name_may_have_meant_what_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no network")))
+    (tmp_path / "books.txt").write_text("x")
+    (tmp_path / "seas").mkdir()
+    with pytest.raises(FileNotFoundError, match=rf"; did you mean '{meant}'\? \(no network\)$"):
+        list(documents(name))
 
 
 def test_a_glob_without_a_match_says_so(tmp_path: Path) -> None:

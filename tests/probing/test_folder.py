@@ -137,6 +137,22 @@ def test_a_model_that_lacks_weights_is_not_probed(save):
     assert not (folder / "probe.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("boks.txt", r"no such file: .*boks\.txt'; did you mean '.*books\.txt'\?"),
+        ("empty.txt", "no documents in"),
+    ],
+)
+def test_a_text_that_is_not_there_is_told_before_the_model_is_loaded(save, tmp_path, monkeypatch, text, said):
+    (tmp_path / "books.txt").write_text("x")
+    (tmp_path / "empty.txt").write_text("")
+    folder = save(SCHEMES["mhar"])
+    monkeypatch.setattr("depthroute.probing.folder.load_saved", lambda _: pytest.fail("the model was loaded"))
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
+        probe_folder(folder, text=[tmp_path / text])
+
+
 def test_what_cannot_be_probed_is_refused(save, tmp_path):
     with pytest.raises(FileNotFoundError, match="no model in"):
         probe_folder(tmp_path)

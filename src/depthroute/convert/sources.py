@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
 from depthroute.convert.key_maps import KEY_MAPS
+from depthroute.errors import nearest_path
 from depthroute.models.configuration import DepthRoutedConfig
 
 Source = str | Path | PreTrainedModel
@@ -50,12 +51,13 @@ def locate(source: Source) -> Path | PreTrainedModel:
     if path.is_file():
         raise ValueError(f"{path}: this file is no checkpoint; wanted a folder, a .gguf file or a hub name")
     if isinstance(source, Path) or not _HUB_NAME.fullmatch(source):
-        raise FileNotFoundError(f"{source}: no such folder or file")
+        raise FileNotFoundError(f"{source}: no such folder or file{nearest_path(path)}")
     try:
         return Path(snapshot_download(source, allow_patterns=["config.json", "model*.safetensors*", *COMPANIONS]))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{source}: neither a folder here nor a repository of the hub that can be reached: {first_line(error)}"
+            f"{source}: neither a folder here nor a repository of the hub that can be reached{nearest_path(path)} "
+            f"({first_line(error)})"
         ) from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from depthroute.data.readers import COMPRESSIONS, FORMATS, file_format, read_documents, text_of
+from depthroute.errors import nearest_path
 
 EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED_SPLITS = ("train", "validation")
@@ -70,7 +71,8 @@ class HubDataset:
             return datasets.load_dataset(self.name, name=self.subset, split=self.split, streaming=True)
         except (FileNotFoundError, ConnectionError) as error:
             raise FileNotFoundError(
-                f"{self.name!r} is neither a local file nor a dataset that can be loaded: {_first_line(error)}"
+                f"{self.name!r} is neither a local file nor a dataset that can be loaded"
+                f"{nearest_path(self.name, 'embedded')} ({_first_line(error)})"
             ) from error
         except (ValueError, OSError) as error:  # an unknown subset or split; a damaged file
             raise ValueError(f"dataset {self.name!r} cannot be loaded: {_first_line(error)}") from error
@@ -145,7 +147,7 @@ def _resolve_name(name: str, subset: str | None, split: str) -> list[Source]:
             raise FileNotFoundError(f"no file matches {name!r}")
         return _local_files(found)
     if _looks_like_path(name):
-        raise FileNotFoundError(f"no such file: {name!r}")
+        raise FileNotFoundError(f"no such file: {name!r}{nearest_path(path)}")
     return [HubDataset(name, subset, split)]
 
 

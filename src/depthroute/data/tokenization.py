@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from depthroute.data.sources import EMBEDDED
+from depthroute.errors import nearest_path
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -123,4 +124,5 @@ def _from_hub(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FileNotFoundError(f"tokenizer {name!r} is neither here nor on the hub: {reason}") from error
+        hint = nearest_path(name, "embedded")
+        raise FileNotFoundError(f"tokenizer {name!r} is neither here nor on the hub{hint} ({reason})") from error

@@ -18,7 +18,7 @@ import lm_eval
 import yaml
 from lm_eval.tasks import TaskManager
 
-from depthroute.errors import nearest
+from depthroute.errors import nearest, nearest_path
 from depthroute.evaluation import readers
 from depthroute.evaluation.readers import Document
 
@@ -92,7 +92,7 @@ def write_local_tasks(names: Iterable[str], data_root: Path, folder: Path) -> di
     FileNotFoundError for a data root or a file that is missing.
     """
     if not data_root.is_dir():
-        raise FileNotFoundError(f"data_root: there is no folder {data_root}")
+        raise FileNotFoundError(f"data_root: there is no folder {data_root}{nearest_path(data_root)}")
     index = _definitions()
     folder.mkdir(parents=True, exist_ok=True)
     deviations = {}

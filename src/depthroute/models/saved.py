@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
+from depthroute.errors import nearest_path
 from depthroute.models.causal_lm import DepthRoutedForCausalLM  # noqa: F401  (registers the model)
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -19,6 +20,8 @@ def saved_folder(folder: str | Path) -> Path:
     Raises FileNotFoundError where there is no model, or none with its tokenizer beside it.
     """
     place = Path(folder)
+    if not place.is_dir():
+        raise FileNotFoundError(f"folder: no model in {folder}, which is no folder{nearest_path(place)}")
     source = place / "final" if (place / "final").is_dir() else place
     if not (source / "config.json").is_file():
         raise FileNotFoundError(f"folder: no model in {folder}, there is no config.json")

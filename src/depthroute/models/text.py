@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, set_seed
 from transformers.utils import logging
 
+from depthroute.errors import nearest_path
 from depthroute.models.saved import load_saved, saved_folder
 
 
@@ -100,5 +101,5 @@ def _load_tokenizer(name: str) -> Any:
         if Path(name).exists():
             raise
         raise FileNotFoundError(
-            f"{name}: neither a folder here nor a model of the hub that can be reached: {error}"
+            f"{name}: neither a folder here nor a model of the hub that can be reached{nearest_path(name)} ({error})"
         ) from error

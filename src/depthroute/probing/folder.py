@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -61,11 +62,14 @@ def probe_folder(
     folder = Path(folder).expanduser()
     place = folder / RECORD if out is None else new_file(out, "out")
     environment = _environment()
-    model, tokenizer = _load(folder)
+    saved = saved_folder(folder)
+    source = "embedded" if text is None else text
+    texts = documents(source, split="validation")
+    first = next(texts)  # so that a text that is not there, or cannot be read, is told before the model is loaded
+    model, tokenizer = _load(saved)
     num_heads = _route_heads(model, folder)
     length = _length(model, folder, sequence_length)
-    source = "embedded" if text is None else text
-    batches = sequences_in_halves(documents(source, split="validation"), Encoder(tokenizer), tokens, length)
+    batches = sequences_in_halves(itertools.chain([first], texts), Encoder(tokenizer), tokens, length)
     disagreement = DisagreementProbe(slices=slices, draws=draws, seed=seed) if num_heads == 1 else None
     heads, collinearity = HeadProbe(draws=draws, seed=seed), CollinearityProbe()
     probes: list[Observer] = [heads, collinearity]
@@ -90,8 +94,7 @@ def probe_folder(
     return result
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
-    source = saved_folder(folder)
+def _load(source: Path) -> tuple[Any, Any]:
     tokenizer = load_tokenizer(source)
     model = load_saved(source)
     if not isinstance(model, DepthRoutedForCausalLM):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from depthroute.errors import nearest_path
 from depthroute.report.evaluations import RECORD as EVALUATION_FILE
 from depthroute.report.evaluations import Evaluation, read_evaluation
 from depthroute.report.probes import RECORD as PROBE_FILE
@@ -75,7 +76,7 @@ def read_folder(folder: str | Path) -> Folder:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"folder: {folder} is not a folder; wanted a run or study folder")
+        raise FileNotFoundError(f"folder: {folder} is not a folder; wanted a run or study folder{nearest_path(folder)}")
     if (folder / "study.yaml").is_file() or (folder / "runs").is_dir():
         return _read_study(folder)
     if any((folder / name).is_file() for name in RUN_FILES):

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from depthroute.errors import nearest
+from depthroute.errors import nearest, nearest_path
 from depthroute.files import write_text
 from depthroute.studies import results, worker
 from depthroute.studies.live import LiveTable
@@ -164,7 +164,8 @@ def check_reuse(reuse: Iterable[str | Path]) -> None:
     """FileNotFoundError that names what is not a study folder."""
     for folder in map(Path, reuse):
         if not (folder / "runs").is_dir():
-            raise FileNotFoundError(f"reuse: {folder} is not a study folder (it has no runs/)")
+            hint = "" if folder.is_dir() else nearest_path(folder)
+            raise FileNotFoundError(f"reuse: {folder} is not a study folder (it has no runs/){hint}")
 
 
 def copy_finished(out: Path, wanted: Sequence[Run], reuse: Sequence[str | Path]) -> None:
