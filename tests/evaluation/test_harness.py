@@ -12,6 +12,7 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM
 
 from depthroute.evaluation import evaluate_folders, harness, local_tasks, readers
 from depthroute.evaluation.results import RECORD, TABLE
@@ -100,6 +101,14 @@ def test_two_models_are_compared(evaluate, save, capsys):
     perplexity = json.loads((out / "one/wikitext.json").read_text())["metrics"]["word_perplexity,none"]
     (wikitext,) = (task for task in comparison["tasks"] if task["test"] == "bootstrap")
     assert torch.tensor(wikitext["baseline"]).exp().item() == pytest.approx(perplexity, rel=1e-4)
+
+
+def test_models_of_other_dtypes_are_compared_and_the_table_says_so(evaluate, save):
+    one, two = save("one", MHAR), save("two", MHAR, 1)
+    AutoModelForCausalLM.from_pretrained(two, dtype=torch.bfloat16).save_pretrained(two)
+    said = "- other dtypes: one float32, two bfloat16, which may be part of a difference; --dtype runs both in one\n"
+    assert said in (evaluate(one, two) / TABLE).read_text()
+    assert "other dtypes" not in (evaluate(one, two, out="alike", dtype="float32") / TABLE).read_text()
 
 
 def test_models_with_different_items(evaluate, save, tmp_path):

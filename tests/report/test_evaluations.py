@@ -79,6 +79,20 @@ def test_a_page_has_the_tests_the_scores_and_what_limits_them(pair):
     assert figures == {"evaluation-1-differences-1-routed.svg", "evaluation-1-differences-1-routed-losses.svg"}
 
 
+def test_what_was_not_alike_is_a_caution(evaluation):
+    assert not any("part of a difference" in caution for caution in evaluation.cautions)
+    evaluation.found["models"]["routed"] |= {"dtype": "bfloat16", "device": "cuda"}
+    evaluation.found["models"]["routed"]["settings"]["max_length"] = 1024
+    plain = evaluation.found["models"]["plain"]
+    context = plain["settings"]["max_length"]
+    said = "plain {}, routed {}, which may be part of a difference"
+    assert evaluation.cautions[:3] == (
+        f"other dtypes: {said.format(plain['dtype'], 'bfloat16')}; --dtype runs both in one",
+        f"other devices: {said.format(plain['device'], 'cuda')}",
+        f"other contexts: {said.format(f'{context:,} tokens', '1,024 tokens')}",
+    )
+
+
 def test_one_model_has_scores_and_no_comparison(tmp_path, make_evaluation):
     page = build_report(make_evaluation(tmp_path / "one", {"plain": 0.0})).read_text()
     assert "plain on 4 tasks." in page
@@ -107,6 +121,10 @@ def test_a_damaged_evaluation_is_named_in_one_line(pair, tmp_path):
         ({"models": {}}, r"models is empty"),
         ({"comparisons": [{"baseline": "a"}]}, r"comparisons\[0\]\.candidate is missing"),
         ({"models": {"a": {}}}, r"models\.a\.settings is missing"),
+        (
+            {"comparisons": [{"baseline": "plain", "candidate": "lost", "tasks": []}]},
+            r"a comparison is with lost, which is not among the models",
+        ),
     ):
         (tmp_path / "evaluation.json").write_text(json.dumps({**content, **change}))
         with pytest.raises(ValueError, match=rf"has nothing to show; evaluation\.json: damaged \({fault}\)"):

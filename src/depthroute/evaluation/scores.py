@@ -83,6 +83,22 @@ def notes(model: Mapping[str, Any]) -> list[str]:
     return lines + [f"{task}: {found['deviation']}" for task, found in model["tasks"].items() if found.get("deviation")]
 
 
+def unlike(models: Mapping[str, Mapping[str, Any]], baseline: str, candidate: str) -> list[str]:
+    """What two models were not run alike in, so that a difference may not be the models' own."""
+    first, second = models[baseline], models[candidate]
+    contexts = [f"{model['settings']['max_length']:,} tokens" for model in (first, second)]
+    found = {
+        "dtypes": (first["dtype"], second["dtype"], "; --dtype runs both in one"),
+        "devices": (first["device"], second["device"], ""),
+        "contexts": (*contexts, ""),
+    }
+    return [
+        f"other {what}: {baseline} {one}, {candidate} {other}, which may be part of a difference{advice}"
+        for what, (one, other, advice) in found.items()
+        if one != other
+    ]
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the last columns hold numbers."""
     lines = [head, ["---"] * len(head), *rows]
@@ -99,7 +115,10 @@ def evaluation_markdown(record: Mapping[str, Any], comparisons: Sequence[Compari
         lines = "".join(f"- {note}\n" for note in notes(model))
         parts.append(f"## {name}\n\n{table(SCORE_HEAD, score_rows(model))}\n{lines}")
     for comparison in comparisons:
-        parts.append(f"## {comparison.candidate} against {comparison.baseline}\n\n{comparison.to_markdown()}\n{_TESTS}")
+        cautions = unlike(record["models"], comparison.baseline, comparison.candidate)
+        lines = "".join(f"- {caution}\n" for caution in cautions)
+        head = f"## {comparison.candidate} against {comparison.baseline}"
+        parts.append(f"{head}\n\n{comparison.to_markdown()}\n{_TESTS}" + (f"\n{lines}" if lines else ""))
     return "\n".join(parts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from depthroute.evaluation.results import RECORD
-from depthroute.evaluation.scores import notes
+from depthroute.evaluation.scores import notes, unlike
 from depthroute.report.formats import decimals, p_value
 from depthroute.report.runs import read_json
 from depthroute.report.shapes import NUMBER, OPTIONAL_NUMBER, TEXT, WHOLE, mismatch
@@ -80,12 +80,17 @@ class Evaluation:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What is to be known beside the numbers: how they were made, and what is not the standard task."""
+        """What is to be known beside the numbers: how they were made, alike or not, and what is no standard task."""
         found: dict[str, list[str]] = {}
         for name, model in self.found["models"].items():
             for note in notes(model):
                 found.setdefault(note, []).append(name)
-        return tuple(
+        not_alike = [
+            caution
+            for comparison in self.comparisons
+            for caution in unlike(self.found["models"], comparison["baseline"], comparison["candidate"])
+        ]
+        return tuple(not_alike) + tuple(
             note if len(names) == len(self.models) else f"{', '.join(names)}: {note}" for note, names in found.items()
         )
 
@@ -123,6 +128,10 @@ def _fault(found: Mapping[str, Any]) -> str | None:
             for task, scores in model[part].items():
                 if fault := mismatch(scores, _TASK, f"models.{name}.{part}.{task}"):
                     return fault
+    for comparison in found["comparisons"]:
+        for name in (comparison["baseline"], comparison["candidate"]):
+            if name not in found["models"]:
+                return f"a comparison is with {name}, which is not among the models"
     return None
 
 
