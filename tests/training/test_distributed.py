@@ -34,6 +34,8 @@ SCHEMES = {
     "delta_mhar": {"scheme": "delta_mhar", "block_layers": 1},
     "hyper_connections": {"scheme": "hyper_connections"},
 }
+# What FSDP2 gathers at once: the attention and MLP of a layer, or all of it.
+UNITS = {"mhar": "sublayers", "delta_mhar": "layer"}
 TINY = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "num_hidden_layers": 2}
 OPTIMIZER = load_recipe({"name": "loop", "optimizer": {"learning_rate": 3e-3}}).optimizer
 
@@ -90,20 +92,29 @@ def sharded(scheme: str, kind: str = "full", **options: Any) -> Any:
     return model
 
 
-def seen_in_a_forward(**options: Any) -> dict[str, Any]:
-    """What a layer's forward sees, and what is left of its weights behind it, under options of `shard`."""
-    model = sharded("delta_mhar", **options)
+def seen_in_a_step(scheme: str, **options: Any) -> dict[str, Any]:
+    """What a layer and its MLP see in a step under options of `shard`, what is left of their weights behind the
+    forward, and the gradients."""
+    model = sharded(scheme, **options)
     layer, seen = model.model.layers[0], {}
 
     def look(_: Any, inputs: Any) -> None:
-        seen["stream"], seen["weight"] = inputs[0].dtype, layer.mlp.up_proj.weight.dtype
-        seen["query"] = model.model.residual.reads[0].query.dtype
+        seen["stream"] = inputs[0].dtype
+        seen["queries"] = {p.dtype for name, p in model.model.residual.named_parameters() if "query" in name}
+
+    def look_inside(*_: Any) -> None:
+        weights = {"attention": layer.self_attn.q_proj, "mlp": layer.mlp.up_proj, "norm": layer.input_layernorm}
+        seen["weights"] = {name: module.weight.dtype for name, module in weights.items()}
 
     layer.register_forward_pre_hook(look)  # after FSDP2's own
+    layer.mlp.register_forward_pre_hook(look_inside)
     ids = next(batches())
     with torch.autocast("cpu", torch.bfloat16):
-        seen["loss"] = model(input_ids=ids, labels=ids, use_cache=False).loss.item()
-    seen["gathered"] = not isinstance(layer.mlp.up_proj.weight, DTensor)
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    seen["gathered"] = [not isinstance(part.weight, DTensor) for part in (layer.self_attn.q_proj, layer.mlp.up_proj)]
+    loss.backward()
+    seen["loss"] = loss.item()
+    seen["gradients"] = {clean_name(name): whole(p.grad) for name, p in model.named_parameters()}
     return seen
 
 
@@ -132,8 +143,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
             }
         hybrid = Loop(sharded("mhar", "hybrid"), 2, rank)
         found["hybrid"] = (hybrid.run(), hybrid.gradients)
-        found["bf16"] = seen_in_a_forward(gather=torch.bfloat16)
-        found["fp32, kept"] = seen_in_a_forward(reshard=False)
+        found["kept"] = {}
+        for scheme in UNITS:
+            loop = Loop(sharded(scheme, reshard=False), 2, rank)
+            found["kept"][scheme] = (loop.run(0, 3), loop.gradients)
+        found["bf16, autocast"] = {scheme: seen_in_a_step(scheme, gather=torch.bfloat16) for scheme in UNITS}
+        found["kept, autocast"] = {scheme: seen_in_a_step(scheme, reshard=False) for scheme in UNITS}
         torch.save(found, folder / f"{rank}.pt")
         dist.destroy_process_group()
 
@@ -190,16 +205,38 @@ def test_hybrid_shard_computes_what_one_process_does(pair, alone):
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_weights_of_layers_travel_as_asked_and_nothing_else_is_rounded(pair):
-    rounded, kept = pair[0]["bf16"], pair[0]["fp32, kept"]
-    assert (rounded["weight"], kept["weight"]) == (torch.bfloat16, torch.float32)
-    assert rounded["stream"] == kept["stream"] == rounded["query"] == kept["query"] == torch.float32
+@pytest.mark.parametrize("scheme", UNITS)
+def test_weights_of_layers_travel_as_asked_and_nothing_else_is_rounded(pair, scheme):
+    rounded, kept = pair[0]["bf16, autocast"][scheme], pair[0]["kept, autocast"][scheme]
+    assert set(kept["weights"].values()) == {torch.float32}
+    norm = torch.float32 if UNITS[scheme] == "sublayers" else torch.bfloat16  # of the rest of the model, or of the unit
+    assert rounded["weights"] == {"attention": torch.bfloat16, "mlp": torch.bfloat16, "norm": norm}
+    stream = torch.bfloat16 if scheme == "mhar" else torch.float32  # sources are in autocast's dtype, a stream is not
+    assert rounded["stream"] == kept["stream"] == stream
+    assert rounded["queries"] == kept["queries"] == {torch.float32}
     assert rounded["loss"] == pytest.approx(kept["loss"], rel=1e-3)
 
 
-def test_a_gathered_layer_stays_where_asked(pair):
-    assert not pair[0]["bf16"]["gathered"]
-    assert pair[0]["fp32, kept"]["gathered"]
+@pytest.mark.parametrize("scheme", UNITS)
+def test_gradients_of_weights_that_travel_rounded_are_reduced_in_fp32(pair, scheme):
+    rounded, kept = (pair[0][how][scheme]["gradients"] for how in ("bf16, autocast", "kept, autocast"))
+    assert {gradient.dtype for gradient in rounded.values()} == {torch.float32}
+    for name, gradient in kept.items():
+        assert (rounded[name] - gradient).norm() < 0.1 * gradient.norm(), name  # all but what bf16 rounds
+
+
+@pytest.mark.parametrize("scheme", UNITS)
+def test_a_gathered_layer_stays_where_asked(pair, scheme):
+    assert pair[0]["bf16, autocast"][scheme]["gathered"] == [False, False]
+    assert pair[0]["kept, autocast"][scheme]["gathered"] == [True, True]
+
+
+@pytest.mark.parametrize("scheme", UNITS)
+def test_layers_that_stay_gathered_compute_what_one_process_does(pair, alone, scheme):
+    losses, gradients = pair[0]["kept"][scheme]
+    assert losses == pytest.approx(alone[scheme][0][:3], abs=1e-6, rel=0)  # each after another update
+    for name, gradient in alone[scheme][1].items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.compat
