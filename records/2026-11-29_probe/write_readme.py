@@ -14,7 +14,8 @@ TEXT = """\
 # What single-head and multi-head queries learned in the quickstart's models
 
 Two arms of the quickstart (`mhar` with H = 1 and with H = KV = 4; 6 layers, width 96, {parameters:,} parameters,
-{tokens:,} tokens of books), seeds 0 to 2, probed on {probed:,} tokens of held-out books with 8 random queries of the same
+{tokens:,} tokens of books), seeds 0 to 2, probed on {probed:,} tokens of held-out books with 8 random queries \
+of the same
 norm beside each trained one. They show that the probe works on models that this project trained, and what it says of
 such small ones; the paper's models are a hundred to a thousand times larger and saw ten thousand times as much text.
 
@@ -55,7 +56,8 @@ by chance for four deviations that sum to zero.
 | paper (trained MHAR) | .28 | .067 | .77 | | nearly uncorrelated | |
 
 The heads of these small models deviate no more than random queries of the same norm do: {deviation} against
-{deviation_null} (mean over seeds). That a deviation repeats on other text says little by itself: so does that of a random
+{deviation_null} (mean over seeds). That a deviation repeats on other text says little by itself: so does that \
+of a random
 query.
 
 ## What this does not show

@@ -20,12 +20,14 @@ A chain of sites joined by a cheap elementwise map, forward and backward; the ma
 replays and not from eager launches. Every arm was first checked: two runs equal bit for bit, and errors against fp64
 of at most 1.5 times those of plain PyTorch in bf16.
 
-| shape | sites, width, heads | tokens | arm | graph replay, ms | eager, ms | error by the reference's | peak memory | first call |
+| shape | sites, width, heads | tokens | arm | graph replay, ms | eager, ms | error by the reference's | peak memory \
+| first call |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
 Replays: median (least to most) of 7 samples of 5. Error: the largest ratio over output, input, query and norm-weight
-gradients. First call: with cold caches, seconds, of all kernels of the shape. Measured again, after work on the kernels:
+gradients. First call: with cold caches, seconds, of all kernels of the shape. Measured again, after work \
+on the kernels:
 [route-kernels](../2026-11-29_route-kernels).
 
 The aim was 1.0 (100m), 1.35 (350m) and 4.0 ms (1b): it is **not reached**. In whole models

@@ -174,7 +174,8 @@ def speeds_by_commit(group: Group) -> str:
         "",
         "The runs are of several commits. Between the first two attention got rid of a mask, between the others the",
         "kernels of the reads changed ([log](../../docs/log.md)), so the column above mixes speeds; and hosts. That of",
-        "e7e1bc0 was slower: with the same kernels and as many of them `mhar-h4` had 605,000 to 615,000 on another. That was a",
+        "e7e1bc0 was slower: with the same kernels and as many of them `mhar-h4` had 605,000 to 615,000 on another. "
+        "That was a",
         "repeat with seed 1 (a9f8df4, up to step 1,800), which had 4.102 and 3.899 at steps 1,100 and 1,800, where the",
         "run here has 4.107 and 3.904 ([repeat.log](repeat.log)). By commit:",
         "",
