@@ -204,7 +204,7 @@ def test_preset_overrides():
         ({"intermediate_size": 0}, "decoder.intermediate_size is 0, but must be a whole number >= 1"),
         ({"hidden_size": 12.5}, "field 'hidden_size'"),
         ({"num_attention_heads": 7}, "decoder.num_attention_heads is 7, but must be a multiple of num_key_value_heads"),
-        ({"head_dim": 15}, "even rotary dimension"),
+        ({"head_dim": 15}, "decoder.head_dim is 15, but must be even"),
         ({"rms_norm_eps": float("nan")}, "decoder.rms_norm_eps is nan, but must be a finite number"),
         ({"rms_norm_eps": -1.0}, "decoder.rms_norm_eps is -1.0, but must be a number > 0"),
         ({"rms_norm_eps": 1}, "field 'rms_norm_eps'"),

@@ -83,5 +83,7 @@ def _check_numbers(overrides: dict[str, Any]) -> None:
             raise ValueError(f"decoder.{key} is {value}, but must be a whole number >= 1")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"decoder.{key} is {value}, but must be a finite number")
+    if isinstance(width := overrides.get("head_dim"), int) and width % 2:
+        raise ValueError(f"decoder.head_dim is {width}, but must be even: rotary positions turn pairs of channels")
     if isinstance(eps := overrides.get("rms_norm_eps"), float) and eps <= 0:
         raise ValueError(f"decoder.rms_norm_eps is {eps}, but must be a number > 0")
