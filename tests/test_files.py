@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from depthroute.files import new_file, new_folder, write_json, write_text
+from depthroute.files import alone_in, new_file, new_folder, write_json, write_text
 
 
 def test_files_are_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -30,3 +32,16 @@ def test_a_place_for_results_is_no_file_and_lies_in_none(tmp_path):
         new_file(tmp_path, "out")
     with pytest.raises(ValueError, match="/file is a file"):
         new_file(tmp_path / "file" / "a.json", "out")
+
+
+def test_a_folder_is_held_until_its_holder_is_gone(tmp_path):
+    code = "import sys, time\nfrom pathlib import Path\nfrom depthroute.files import alone_in\n"
+    code += "with alone_in(Path(sys.argv[1]), 'busy'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RuntimeError, match="^busy$"), alone_in(tmp_path, "busy"):
+        pass
+    holder.kill()
+    holder.communicate()
+    with alone_in(tmp_path, "busy"):
+        assert list(tmp_path.iterdir()) == []

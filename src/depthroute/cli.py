@@ -85,7 +85,9 @@ def convert(
     num_heads: Annotated[str | None, typer.Option(help="Route heads: a number, or kv.")] = None,
     block_layers: Annotated[int | None, typer.Option(help="Layers in a block, where the scheme has blocks.")] = None,
     read_scale: Annotated[str | None, typer.Option(help="sum, which starts as the original, or mean.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the source's by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float64, float32, float16 or bfloat16; the source's by default.")
+    ] = None,
     check: Annotated[bool, typer.Option(help="Run both models on text and write down how far they are apart.")] = True,
 ) -> None:
     """Graft routing onto a pretrained checkpoint, and show that it still computes what it did."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,26 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, refusal: str) -> Iterator[None]:
+    """Have a folder to oneself; RuntimeError with the text `refusal` where another process has it.
+
+    It is free again as soon as that process is gone, however it ended. Where the file system has no locks, nobody is
+    refused.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(refusal) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def new_folder(path: str | Path, argument: str) -> Path:

@@ -16,6 +16,11 @@ from support.models import decoder, routed, stock, tokens
 pytestmark = pytest.mark.compat
 
 
+def test_a_model_of_a_decoder_alone_is_refused():
+    with pytest.raises(TypeError, match=r"config is a Qwen3Config, but must be a DepthRoutedConfig"):
+        DepthRoutedForCausalLM(decoder())
+
+
 @pytest.mark.parametrize(
     ("residual", "error", "message"),
     [

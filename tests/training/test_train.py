@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import depthroute
 from depthroute.data import prepare
+from depthroute.files import alone_in
 from depthroute.training import load_recipe, train
 from depthroute.training.evaluation import mean_loss
 from depthroute.training.optim import rate_ratio
@@ -125,6 +126,16 @@ def test_a_finished_run_returns_its_summary_at_once(finished, corpus, monkeypatc
 def test_a_folder_with_another_recipe_is_refused_by_the_keys_that_differ(finished, corpus):
     with pytest.raises(ValueError, match=r"another recipe \(seed, optimizer\.beta1\)"):
         train(small_recipe(corpus, "seed=1", "optimizer.beta1=0.8"), finished)
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_and_left_alone(corpus, tmp_path):
+    train(small_recipe(corpus, "training.steps=4"), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with alone_in(tmp_path / "run", ""), pytest.raises(RuntimeError, match=r"^out: another process is training in "):
+        train(small_recipe(corpus, "training.steps=4"), tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    assert train(small_recipe(corpus, "training.steps=4"), tmp_path / "run")["steps"] == 4
 
 
 def test_a_start_that_failed_does_not_take_the_folder(corpus, tmp_path):

@@ -13,7 +13,7 @@ STARTS = {
     "up_to_rounding": "starts as the original, up to rounding",
     "up_to_eps": "does not start exactly as the original: the eps of the norms stays "
     "(mhar or block_mhar with read_scale sum starts equal up to rounding, delta_mhar bit for bit)",
-    "not": "does not start as the original (delta_mhar does, bit for bit)",
+    "not": "does not promise to start as the original (delta_mhar does, bit for bit)",
 }
 
 _CHECK = """\

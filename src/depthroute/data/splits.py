@@ -252,6 +252,16 @@ def _check_sizes(meta: dict[str, Any], data: DataRecipe) -> None:
         tokens, count = meta[part]["tokens"], meta[part]["documents"]
         if tokens < data.sequence_length:
             raise ValueError(
-                f"the {part} part has {tokens} tokens in {count} documents, less than one sequence of "
-                f"{data.sequence_length} (sequence_length); change held_out_fraction, the token limits or the sources"
+                f"data.{part}: this part has {tokens} tokens in {count} documents, less than one sequence of "
+                f"{data.sequence_length} tokens (data.sequence_length){_advice(data)}"
             )
+
+
+def _advice(data: DataRecipe) -> str:
+    if _validation_source(data) is not None:
+        return "; change the token limits or the sources"
+    return (
+        f"; held out is a fraction of {data.held_out_fraction} of the documents (data.held_out_fraction), and a .txt "
+        "file is one document: name texts of your own to hold out (data.validation), raise the fraction, or change the "
+        "token limits or the sources"
+    )

@@ -21,6 +21,11 @@ class DepthRoutedForCausalLM(DepthRoutedPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: DepthRoutedConfig) -> None:
+        if not isinstance(config, DepthRoutedConfig):
+            raise TypeError(
+                f"config is a {type(config).__name__}, but must be a DepthRoutedConfig, which holds a decoder's "
+                "configuration and a residual scheme"
+            )
         super().__init__(config)
         self.model = DepthRoutedModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

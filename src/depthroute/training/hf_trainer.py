@@ -121,6 +121,13 @@ class RecipeTrainer(Trainer):
         walked: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(walked)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Without the head that is the embedding, which is not saved twice and so not missing."""
+        model: Any = self.model
+        tied = getattr(model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(load_result)
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one microbatch; its loss, which Trainer adds to a sum of its own at once."""
         if not self.recipe.training.cuda_graphs or self.current_gradient_accumulation_steps == 1:

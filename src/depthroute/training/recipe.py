@@ -29,6 +29,8 @@ _WANTED = {
     "string_type": "text",
 }
 
+_RESIDUAL = {"scheme": "mhar", "num_heads": "kv"}  # of a recipe without one
+
 Kind = Literal["recipe", "study"]
 _COMMANDS: dict[Kind, str] = {"recipe": "depthroute train", "study": "depthroute study"}
 
@@ -159,7 +161,7 @@ class Recipe(Section):
     name: Annotated[str, Field(min_length=1)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the shared weights and of the order of the data
     model: ModelRecipe = Field(default_factory=ModelRecipe)
-    residual: dict[str, Any] = Field(default_factory=lambda: {"scheme": "mhar", "num_heads": "kv"})
+    residual: dict[str, Any] = Field(default_factory=lambda: dict(_RESIDUAL))
     data: DataRecipe = Field(default_factory=DataRecipe)
     optimizer: OptimizerRecipe = Field(default_factory=OptimizerRecipe)
     training: TrainingRecipe = Field(default_factory=TrainingRecipe)
@@ -202,7 +204,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     """
     values = _with_bases(source)
     changes = _parse_overrides(overrides)
-    recipe = make_recipe(_merge(values, changes))
+    recipe = make_recipe(_merge({"residual": _RESIDUAL, **values}, changes))
     _check_model(recipe)
     return recipe
 

@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
-from depthroute.files import write_json, write_text
+from depthroute.files import alone_in, write_json, write_text
 from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.card import CARD
 from depthroute.models.saved import load_saved
@@ -51,20 +51,14 @@ def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
     complete checkpoint; one that is finished returns its summary at once. With `save_every` the last two checkpoints
     stay in the folder, otherwise they go once the run is finished. Several processes started by torchrun or accelerate
     train together.
-    Raises ValueError if `out` holds a run of another recipe.
+    Raises ValueError if `out` holds a run of another recipe, RuntimeError if another process is training there.
     """
     started = time.perf_counter()
     out = Path(out)
     _refuse_another_recipe(out, recipe)
     if not (out / "summary.json").is_file():
-        try:
-            with _without_bars():
-                _run(recipe, out, started)
-        except Exception:
-            if not has_begun(out):  # it failed before its first step, so the folder is free for another recipe
-                for name in ("recipe.yaml", "environment.json"):
-                    (out / name).unlink(missing_ok=True)
-            raise
+        with _without_bars():
+            _run(recipe, out, started)
     if recipe.training.save_every is None and int(os.environ.get("RANK", "0")) == 0:
         rotate(out, keep=0)
     return json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -74,9 +68,29 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
     if recipe.training.num_threads is not None:
         torch.set_num_threads(recipe.training.num_threads)
     arguments = training_arguments(recipe, out)
+    with ExitStack() as stack:
+        if arguments.process_index == 0:
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone_in(out, f"out: another process is training in {out}; wanted another folder"))
+        stack.enter_context(_free_unless_begun(out))
+        _run_in(out, recipe, arguments, started)
+
+
+@contextmanager
+def _free_unless_begun(out: Path) -> Iterator[None]:
+    """Where a run fails before its first step, its folder is free for another recipe."""
+    try:
+        yield
+    except Exception:
+        if not has_begun(out):
+            for name in ("recipe.yaml", "environment.json"):
+                (out / name).unlink(missing_ok=True)
+        raise
+
+
+def _run_in(out: Path, recipe: Recipe, arguments: TrainingArguments, started: float) -> None:
     is_main = arguments.process_index == 0
     if is_main:
-        out.mkdir(parents=True, exist_ok=True)
         write_text(out / "recipe.yaml", recipe_text(recipe))
         write_json(out / "environment.json", {**describe_environment(), "processes": arguments.world_size})
 
