@@ -39,7 +39,7 @@ def test_a_folder_is_held_until_its_holder_is_gone(tmp_path):
     code += "with alone_in(Path(sys.argv[1]), 'busy'):\n    print('held', flush=True)\n    time.sleep(60)\n"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(RuntimeError, match="^busy$"), alone_in(tmp_path, "busy"):
+    with pytest.raises(RuntimeError, match=r"^busy$"), alone_in(tmp_path, "busy"):
         pass
     holder.kill()
     holder.communicate()
