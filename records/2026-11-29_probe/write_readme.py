@@ -63,7 +63,7 @@ query.
 ## What this does not show
 
 Anything about models of a useful size: the queries are young (400 steps) and the sources narrow (24 channels a head).
-The same probe on models of the paper's 100M shape is a part of the studies that are still to be run.
+The same probe on models of the paper's 100M shape is in [study A](../2026-11-29_study-a).
 """
 
 

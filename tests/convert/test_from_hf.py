@@ -107,9 +107,7 @@ def test_a_name_that_is_nowhere_is_one_clear_line(monkeypatch):
         raise OSError("cannot reach\nthe hub")
 
     monkeypatch.setattr(sources, "snapshot_download", download)
-    with pytest.raises(
-        FileNotFoundError, match=r"someone/llama: neither a folder here .* \(cannot reach the hub\)"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"someone/llama: neither a folder here .* \(cannot reach the hub\)"):
         convert_checkpoint("someone/llama", residual=DELTA)
 
 

@@ -30,14 +30,6 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_an_override_of_the_scheme_that_a_recipe_has_by_default_keeps_the_rest_of_it():
-    assert load_recipe({"name": "a"}, ["residual.scale=0.5"]).residual == {
-        "scheme": "mhar", "num_heads": "kv", "scale": 0.5
-    }  # fmt: skip
-    assert load_recipe({"name": "a"}, ["residual.scheme=additive"]).residual == {"scheme": "additive"}
-    assert load_recipe({"name": "a"}).residual == {"scheme": "mhar", "num_heads": "kv"}
-
-
 def refusal(*overrides: str) -> str:
     """The message with which a recipe is refused."""
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the tests look at the message
@@ -45,6 +37,14 @@ def refusal(*overrides: str) -> str:
     message = str(error.value)
     assert "\n" not in message
     return message
+
+
+def test_an_override_of_the_scheme_that_a_recipe_has_by_default_keeps_the_rest_of_it():
+    assert load_recipe({"name": "a"}, ["residual.scale=0.5"]).residual == {
+        "scheme": "mhar", "num_heads": "kv", "scale": 0.5
+    }  # fmt: skip
+    assert load_recipe({"name": "a"}, ["residual.scheme=additive"]).residual == {"scheme": "additive"}
+    assert load_recipe({"name": "a"}).residual == {"scheme": "mhar", "num_heads": "kv"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
