@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from depthroute.files import alone_in, new_file, new_folder, write_json, write_text
+from depthroute.files import alone_in, new_file, new_folder, said_plainly, write_json, write_text
 
 
 def test_files_are_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -45,3 +47,11 @@ def test_a_folder_is_held_until_its_holder_is_gone(tmp_path):
     holder.communicate()
     with alone_in(tmp_path, "busy"):
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_torch_that_was_not_written_whole_names_its_folder(tmp_path):
+    said = rf"^a file in {tmp_path} could not be written whole; its disk has [\d,.]+ MB free"
+    with pytest.raises(OSError, match=said), said_plainly(tmp_path):
+        torch.save(torch.zeros(2**20), "/dev/full")
+    with pytest.raises(RuntimeError, match="another"), said_plainly(tmp_path):
+        raise RuntimeError("another")

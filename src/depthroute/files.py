@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,21 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def said_plainly(folder: Path) -> Iterator[None]:
+    """OSError that names the folder and its free space where torch could not write a file in it.
+
+    Its own error tells of places in its source and in the file.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "inline_container" not in str(error):
+            raise
+        free = shutil.disk_usage(folder).free / 1e6
+        raise OSError(f"a file in {folder} could not be written whole; its disk has {free:,.1f} MB free") from error
 
 
 def new_folder(path: str | Path, argument: str) -> Path:

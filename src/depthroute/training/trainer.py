@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from depthroute.data import EpochOrder, PackedTokens, prepare
-from depthroute.files import alone_in, write_json, write_text
+from depthroute.files import alone_in, said_plainly, write_json, write_text
 from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.card import CARD
 from depthroute.models.saved import load_saved
@@ -73,6 +73,7 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(alone_in(out, f"out: another process is training in {out}; wanted another folder"))
         stack.enter_context(_free_unless_begun(out))
+        stack.enter_context(said_plainly(out))
         _run_in(out, recipe, arguments, started)
 
 
