@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from depthroute.files import alone_in, new_file, new_folder, said_plainly, write_json, write_text
 
@@ -53,5 +53,7 @@ def test_a_file_of_torch_that_was_not_written_whole_names_its_folder(tmp_path):
     said = rf"^a file in {tmp_path} could not be written whole; its disk has [\d,.]+ MB free"
     with pytest.raises(OSError, match=said), said_plainly(tmp_path):
         torch.save(torch.zeros(2**20), "/dev/full")
+    with pytest.raises(OSError, match=said), said_plainly(tmp_path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     with pytest.raises(RuntimeError, match="another"), said_plainly(tmp_path):
         raise RuntimeError("another")

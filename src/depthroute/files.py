@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there as a whole or, after a kill, as it was; its folder is made too."""
@@ -45,14 +47,14 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def said_plainly(folder: Path) -> Iterator[None]:
-    """OSError that names the folder and its free space where torch could not write a file in it.
+    """OSError that names the folder and its free space where torch or safetensors could not write a file in it.
 
-    Its own error tells of places in its source and in the file.
+    Torch's own error tells of places in its source and in the file, and neither is an OSError.
     """
     try:
         yield
-    except RuntimeError as error:
-        if "inline_container" not in str(error):
+    except (RuntimeError, SafetensorError) as error:
+        if not any(sign in str(error) for sign in ("inline_container", "I/O error")):
             raise
         free = shutil.disk_usage(folder).free / 1e6
         raise OSError(f"a file in {folder} could not be written whole; its disk has {free:,.1f} MB free") from error
