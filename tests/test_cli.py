@@ -190,6 +190,9 @@ def test_train_generate_and_report_work_together(run, recipe, tmp_path):
     assert code == 0, err
     assert out.startswith("The sea")
     assert len(out.strip()) > len("The sea")
+    code, out, err = run("probe", tmp_path / "out", "--tokens", 256)
+    assert code == 0, err
+    assert "Loading weights" not in err  # no bars away from a terminal
     code, out, err = run("report", tmp_path / "out")
     assert code == 0, err
     assert (tmp_path / "out" / "report" / "index.html").is_file()

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,15 +184,21 @@ def bench_help() -> str:
 
 
 def load(module: str, extra: str | None = None) -> Any:
-    """Import `depthroute.<module>`; where a package of an extra is missing, say how to install it."""
+    """Import `depthroute.<module>`; where a package of an extra is missing, say how to install it.
+
+    Away from a terminal transformers then shows no bars, of which nothing would be left but their pieces.
+    """
     try:
-        return importlib.import_module(f"depthroute.{module}")
+        found = importlib.import_module(f"depthroute.{module}")
     except ModuleNotFoundError as error:
         if extra is None or (error.name or "").startswith("depthroute"):
             raise
         raise RuntimeError(
             f"this command needs the package {error.name!r}: pip install 'depthroute[{extra}]'"
         ) from None
+    if "transformers" in sys.modules and not sys.stderr.isatty():
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
+    return found
 
 
 def main() -> None:
