@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -29,9 +28,14 @@ def write_text(path: Path, text: str) -> None:
 def alone_in(folder: Path, refusal: str) -> Iterator[None]:
     """Have a folder to oneself; RuntimeError with the text `refusal` where another process has it.
 
-    It is free again as soon as that process is gone, however it ended. Where the file system has no locks, nobody is
-    refused.
+    It is free again as soon as that process is gone, however it ended. Where the system or its file system has no such
+    locks, nobody is refused.
     """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
