@@ -6,9 +6,11 @@ import tarfile
 import pytest
 
 from depthroute.report.folders import read_folder
+from depthroute.studies import results
 from depthroute.studies.landing import archive_file, in_order, land_study
 from depthroute.studies.landing_command import TINY, main
 from depthroute.studies.study import load_study, runs
+from depthroute.training import train
 from support.records import record
 
 STUDY = {
@@ -104,6 +106,15 @@ def test_what_is_finished_is_not_run_again(landed, study):
     before = summary.stat().st_mtime_ns
     assert land_study(study, out, ["additive/seed-0"], workers=1) == []
     assert summary.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_while_it_was_probed_is_probed_and_lands_the_next_time(study, tmp_path):
+    name = "mhar-h1/seed-1"
+    (run,) = (run for run in runs(load_study(study)) if run.name == name)
+    train(run.recipe, results.run_folder(tmp_path, run))
+    assert land_study(study, tmp_path, [name], probe=["embedded"], workers=1) == []
+    assert f"runs/{name}/probe.json" in contents(tmp_path, run)
 
 
 def test_without_time_nothing_is_started(study, tmp_path):

@@ -18,7 +18,8 @@ from depthroute.studies.planning import (
     plan,
 )
 from depthroute.studies.study import load_study, runs, same_run
-from depthroute.training.recipe import load_recipe, recipe_folder
+from depthroute.training.recipe import load_recipe
+from depthroute.training.shipped import recipe_folder
 
 from .conftest import STUDY
 

@@ -4,7 +4,7 @@ import pytest
 
 from depthroute.studies import quickstart
 from depthroute.studies.study import load_study, runs
-from depthroute.training.recipe import recipe_folder
+from depthroute.training.shipped import recipe_folder
 
 
 @pytest.fixture

@@ -8,14 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from depthroute.training.recipe import (
-    differing_keys,
-    find_recipe,
-    load_recipe,
-    make_recipe,
-    recipe_folder,
-    recipe_text,
-)
+from depthroute.training.recipe import differing_keys, load_recipe, make_recipe, recipe_text
+from depthroute.training.shipped import find_recipe, recipe_folder
 
 # Studies lie there too, and are tested as studies.
 SHIPPED = sorted(

@@ -70,11 +70,12 @@ def land_study(
     say = partial(_say, began)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "study.yaml", study_text(study))
-    missing = [run for run in wanted if results.state(out, run)[0] != results.FINISHED]
+    missing = [run for run in wanted if not _landed(out, run)]
     _tokenise(missing, say)
 
     def start(run: Run, slot: Slot) -> Any:
         results.forget_failure(out, run)
+        archive_file(out, run).unlink(missing_ok=True)
         say(f"{run.name} started on {slot.name}")
         return start_worker(out, run, slot, probe)
 
@@ -98,7 +99,7 @@ def land_study(
     )
     for run in left:
         say(f"{run.name} not done: {results.state(out, run)[0]}")
-    return [run.name for run in wanted if results.state(out, run)[0] != results.FINISHED]
+    return [run.name for run in wanted if not _landed(out, run)]
 
 
 def archive_file(out: Path, run: Run) -> Path:
@@ -113,6 +114,11 @@ def in_order(source: str | Path, first: Sequence[str], landed: Path | None = Non
     """
     found = sorted(runs(load_study(source)), key=lambda run: (run.arm not in first, run.seed))
     return [run.name for run in found if landed is None or results.state(landed, run)[0] != results.FINISHED]
+
+
+def _landed(out: Path, run: Run) -> bool:
+    """Whether a run has come to its end: one that was cut while it was probed is finished, and has no archive."""
+    return results.state(out, run)[0] == results.FINISHED and archive_file(out, run).is_file()
 
 
 def _tokenise(wanted: Iterable[Run], say: Any) -> None:

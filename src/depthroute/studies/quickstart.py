@@ -12,7 +12,7 @@ from depthroute.files import write_json
 from depthroute.models.text import generate_text
 from depthroute.report import build_report
 from depthroute.studies.grid import StudyResult, run_study
-from depthroute.training.recipe import recipe_folder
+from depthroute.training.shipped import recipe_folder
 
 PROMPT = "The old man looked out over the sea and"
 NEW_TOKENS = 100

@@ -14,7 +14,8 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from depthroute.errors import nearest
 from depthroute.training import strict_yaml
-from depthroute.training.recipe import Recipe, Section, find_recipe, load_recipe
+from depthroute.training.recipe import Recipe, Section, load_recipe
+from depthroute.training.shipped import find_recipe
 
 Overrides = dict[str, Any]
 Scalar = bool | int | float | str | None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from depthroute.training.recipe import DataRecipe, Recipe, find_recipe, load_recipe, make_recipe
+from depthroute.training.recipe import DataRecipe, Recipe, load_recipe, make_recipe
+from depthroute.training.shipped import find_recipe
 
 if TYPE_CHECKING:
     from depthroute.training.trainer import train
