@@ -14,8 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops.kernels import gated, inter, merge
-from depthroute.ops.kernels.settings import inter_budget, inter_tile, merge_budget, merge_tile
+from depthroute.ops.kernels.settings import MAX_HEAD, inter_budget, inter_tile, merge_budget, merge_tile
 
+SHARED = 232448  # bytes of shared memory that a program of an H200 may have
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "gate", "null"}
 LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
@@ -35,7 +36,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], **options: int) -> None:
         else:
             signature[name] = "*i64" if name == "table" else "*bf16" if name in ROWS else "*fp32"
     where = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
-    compile_kernel(ASTSource(kernel, signature, where), target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = compile_kernel(ASTSource(kernel, signature, where), target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= SHARED, (kernel.fn.__name__, constants, compiled.metadata.shared)
 
 
 def merges(heads: int, width: int) -> None:
@@ -53,21 +55,20 @@ def merges(heads: int, width: int) -> None:
             compile_one(merge.merge_backward_kernel, {**of_backward, "NORM": norm, "SUMS": sums}, **more)
 
 
-def inters(heads: int, width: int) -> None:
-    def constants_of(phase: str, sources: int = 5) -> tuple[dict[str, Any], dict[str, int]]:
-        tile = inter_tile(sources, 3, width // heads, 2, phase)
+def inters(heads: int, width: int, sites: int = 3, dtype: tl.dtype = tl.bfloat16) -> None:
+    def constants_of(phase: str) -> tuple[dict[str, Any], dict[str, int]]:
+        tile = inter_tile(sites, width // heads, dtype.primitive_bitwidth // 8, phase)
         names = ("H", "K", "BN", "BS", "C", "W", "P")
         options = {"num_warps": tile.warps, "maxnreg": inter_budget(tile, heads, phase)[0]}
-        return {**dict(zip(names, tile.block(heads, width), strict=True)), "dtype": tl.bfloat16}, options
+        return {**dict(zip(names, tile.block(heads, width), strict=True)), "dtype": dtype}, options
 
     constants, options = constants_of("forward")
     compile_one(inter.inter_forward_kernel, constants, **options)
-    for exact, sums, one in itertools.product((False, True), repeat=3):
-        constants, options = constants_of("exact" if exact else "backward")
-        flags = {"EXACT": exact, "SUMS": sums, "ONE": one}
-        compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
-    constants, options = constants_of("backward", sources=20)
-    compile_one(inter.inter_backward_kernel, {**constants, "EXACT": False, "SUMS": True, "ONE": True}, **options)
+    constants, options = constants_of("backward")
+    for (exact, one), sums in itertools.product(((False, False), (True, False), (True, True)), (False, True)):
+        flags = {"EXACT": exact, "ONE": one, "SUMS": sums}
+        if sites == 3 or (exact and sums):  # the most that there can be
+            compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
 
 
 if __name__ == "__main__":
@@ -75,4 +76,6 @@ if __name__ == "__main__":
         merges(*shape)
         inters(*shape)
     inters(1, 100)  # padded
+    inters(1, MAX_HEAD[2] // 2, sites=16)  # the widest heads, and the most sites
+    inters(1, MAX_HEAD[4] // 4, sites=16, dtype=tl.float32)
     print("compiled")

@@ -24,8 +24,8 @@ COPIES = 3  # sets of inputs to go round, so that the cache holds none of them w
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "merge_forward": {"lane": (8, 16), "warps": (2, 4, 8)},
     "merge_backward": {"lane": (8, 16), "warps": (2, 4, 8), "registers": (96, 128, 168, 255)},
-    "inter_forward": {"chunk": (64, 128), "part": (32, 64, 128), "registers": (128, 168, 255)},
-    "inter_backward": {"part": (32, 64, 128), "sources": (16, 32), "registers": (128, 168, 255)},
+    "inter_forward": {"chunk": (64, 128), "part": (16, 32), "registers": (112, 128, 168)},
+    "inter_backward": {"chunk": (64, 128), "part": (16, 32), "registers": (128, 168, 255)},
 }
 
 

@@ -2,12 +2,17 @@
 
 A program reads one token and head after another: values v [sources, channels], queries w [channels, sites]. Two
 products forward, v w and v^T p; sites are their narrow side, 8 with 16-bit operands, so nothing is padded. Three
-backward, with the upstream gradients and the queries of all sites in turn, g: v g^T, v^T u, and (p, u) g. Channels are
-cut into chunks, a warp for each, and the products are batched over them; only logits cross warps. A chunk is a few
-equal parts, worked on one after the other: rows, queries and sums are tuples of them.
+backward, with the upstream gradients and the queries of all sites, g: v g^T, v^T u, and (p, u) g. Channels are cut into
+chunks, a warp for each, and the products are batched over them; only logits cross warps. A chunk is a few equal parts,
+worked on one after the other: rows, queries and sums are tuples of them.
+
+The order of the channels in a product is free. Here it is the one in which each lane of a warp has a run of 8 of a
+row, 16 bytes in memory: a load is an operand as it comes, and the gradient of a source is stored as its product leaves
+it. Only what a product needs the other way round, the sources for the weights' gradients and the upstream gradients
+for those of the sources, passes shared memory, once. All loads of a block of sources are issued before anything waits.
+
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
 and N more read where sums so far come in: at 64 sources and 8 sites about 36 operations a byte, so memory is the bound.
-What keeps the kernels from it is in docs/operator.md.
 
 16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more; the
 low part is a product of its own.
@@ -24,132 +29,37 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
-from depthroute.ops.kernels.rows import opaque, zeros
+from depthroute.ops.kernels.octets import (
+    arrived,
+    channels,
+    dealt,
+    gathered,
+    high_and_low,
+    load_octets,
+    octet_channels,
+    octet_rows,
+    octets_at,
+    pointers_at,
+    turned_round,
+)
+from depthroute.ops.kernels.rows import opaque, store_factor, zeros
 from depthroute.ops.kernels.settings import inter_budget, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
 
 @triton.jit
-def _pointers(table, n, there, dtype: tl.constexpr):
-    """Entries n of a table of addresses, as pointers known to be aligned for vector loads; null where not there."""
-    addresses = tl.load(table + n, mask=there, other=0)
-    return tl.multiple_of(addresses.to(tl.pointer_type(dtype)), [16])
-
-
-@triton.jit
-def _channels(part: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
-    """Channels of a head in one part of each chunk, [chunks, channels of a part]."""
-    return tl.arange(0, C)[:, None] * (P * W) + part * W + tl.arange(0, W)[None, :]
-
-
-@triton.jit
-def _load(pointers, offset, there, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr):
-    """One head's channels of some rows: for each part [chunks, rows, channels]."""
-    rows = ()  # type: tuple[tl.tensor, ...]
-    for part in tl.static_range(P):
-        k = _channels(part, C, W, P)
-        inside = there[None, :, None] & (k < K)[:, None, :]
-        values = tl.load(pointers[None, :, None] + (offset + k)[:, None, :], mask=inside, other=0.0)
-        rows = rows + (values,)  # noqa: RUF005
-    return rows
-
-
-@triton.jit
 def _sources(
-    table, N, at_rstd, n, there, token, head, dtype: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+    table, N, at_rstd, first, live, token, head, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Rows n of one token and head, and their rstd [rows]."""
-    rows = _load(_pointers(table, n, there, dtype), token * (H * K) + head * K, there, K, C, W, P)
-    r = tl.load(_pointers(table + at_rstd, n, there, tl.float32) + token * H + head, mask=there, other=0.0)
+    """Rows from `first` on of one token and head, and their rstd [rows]."""
+    octets = first + octet_rows(BN)
+    row_there = (octets < N) & live
+    rows = load_octets(octets_at(table, octets, row_there, dtype), token * (H * K) + head * K, row_there, K, C, W, P)
+    n = first + tl.arange(0, BN)
+    there = (n < N) & live
+    r = tl.load(pointers_at(table + at_rstd, n, there, tl.float32) + (token * H + head), mask=there, other=0.0)
     return rows, r
-
-
-@triton.jit
-def _split(x, dtype: tl.constexpr):
-    """x in fp32 as a high and a low part of a narrower type."""
-    high = x.to(dtype)
-    return high, (x - high.to(tl.float32)).to(dtype)
-
-
-@triton.jit
-def _queries(
-    weight, S, head, dtype: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """High and low parts of the queries of all sites, for each part [chunks, channels, sites]."""
-    site = tl.arange(0, BS)[None, None, :]
-    highs, lows = (), ()  # type: tuple[tl.tensor, ...], tuple[tl.tensor, ...]
-    for part in tl.static_range(P):
-        k = _channels(part, C, W, P)[:, :, None]
-        query = tl.load(weight + site * (H * K) + head * K + k, mask=(site < S) & (k < K), other=0.0)
-        high, low = _split(query, dtype)
-        highs, lows = highs + (high,), lows + (low,)  # noqa: RUF005
-    return highs, lows
-
-
-@triton.jit
-def _add_mix(total, decay, rows, p, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
-    """total * decay + rows^T p, for each part [chunks, channels, sites]."""
-    p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
-    out = ()  # type: tuple[tl.tensor, ...]
-    for i in tl.static_range(len(rows)):
-        scaled = total[i] * decay[None, None, :]
-        out = out + (tl.dot(tl.trans(rows[i], (0, 2, 1)), p, scaled, input_precision="ieee"),)  # noqa: RUF005
-    return out
-
-
-@triton.jit(do_not_specialize=["N", "S", "T", "steps"])
-def inter_forward_kernel(
-    table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    head = tl.program_id(0) % H
-    block = tl.program_id(0).to(tl.int64) // H
-    site, some = tl.arange(0, BS), tl.arange(0, BN)
-    w, low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)
-
-    # The next rows are on their way meanwhile: of this token, or the first ones of the token after it.
-    first_there = (some < N) & (block * steps < T)
-    next_v, next_r = _sources(table, N, N, some, first_there, block * steps, head, dtype, H, K, C, W, P)
-    for step in range(steps):
-        token = block * steps + opaque(step)
-        live = token < T
-        top = tl.full((BS,), float("-inf"), tl.float32)
-        total = tl.zeros((BS,), tl.float32)
-        rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
-        acc = zeros(C, W, BS, P)
-        for first in range(0, N, BN):
-            there = (first + some < N) & live
-            v, r = next_v, next_r
-            last = first + BN >= N
-            n, then = tl.where(last, 0, first + BN) + some, token + last
-            next_v, next_r = _sources(table, N, N, n, (n < N) & (then < T), then, head, dtype, H, K, C, W, P)
-            raw = tl.zeros((C, BN, BS), tl.float32)
-            for i in tl.static_range(P):
-                raw = tl.dot(v[i], w[i], raw, input_precision="ieee")
-                if dtype != tl.float32:
-                    raw = tl.dot(v[i], low[i], raw, input_precision="ieee")
-            logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
-            new_top = tl.maximum(top, tl.max(logits, 0))
-            new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
-            decay = tl.exp(top - new_top)
-            p = tl.exp(logits - new_top[None, :])
-            total = total * decay + tl.sum(p, 0)
-            p = p.to(dtype)
-            rounded = rounded * decay + tl.sum(p.to(tl.float32), 0)
-            top = new_top
-            acc = _add_mix(acc, decay, v, p, C, BN, BS)
-        written = (site < S) & live
-        lse = _pointers(table + 2 * N + S, site, written, tl.float32)
-        tl.store(lse + token * H + head, top + tl.log(total), mask=written)
-        partial = _pointers(table + 2 * N, site, written, dtype)[None, :, None]
-        whole = 1 / rounded
-        for i in tl.static_range(P):
-            k = _channels(i, C, W, P)
-            mix = tl.trans(acc[i] * whole[None, None, :], (0, 2, 1)).to(dtype)
-            at = (token * (H * K) + head * K + k)[:, None, :]
-            tl.store(partial + at, mix, mask=written[None, :, None] & (k < K)[:, None, :])
 
 
 @triton.jit
@@ -157,12 +67,49 @@ def _pairs(
     table, at, S, live, token, head, dtype: tl.constexpr,
     H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """For each part [C, 2 BS, W]: a site's upstream gradient, its query as rounded, then those of the next site."""
-    row = tl.arange(0, 2 * BS)
-    is_query = row % 2 == 1
-    there = (row < 2 * S) & (live | is_query)
-    pointers = _pointers(table + at, row, there, dtype) + tl.where(is_query, 0, token * (H * K)) + head * K
-    return _load(pointers, 0, there, K, C, W, P)
+    """For each part [C, 2 BS, W]: the upstream gradients of all sites, then their queries as rounded."""
+    row = octet_rows(2 * BS)
+    is_query = row >= BS
+    row -= tl.where(is_query, BS - S, 0)
+    there = tl.where(is_query, row < 2 * S, (row < S) & live)
+    pointers = octets_at(table + at, row, there, dtype)
+    return load_octets(pointers, tl.where(is_query, 0, token * (H * K)) + head * K, there, K, C, W, P)
+
+
+@triton.jit
+def _queries(
+    weight, S, head, dtype: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """High and low parts of the queries of all sites, dealt: for each part [C, W, BS]."""
+    site = tl.arange(0, BS)[None, None, :]
+    k = tl.arange(0, W)
+    if dtype != tl.float32:
+        k = (k // 2 % 4) * (W // 4) + k // 8 * 2 + k % 2
+    k = tl.arange(0, C)[:, None, None] * (P * W) + k[None, :, None]
+    highs, lows = (), ()  # type: tuple[tl.tensor, ...], tuple[tl.tensor, ...]
+    for part in tl.static_range(P):
+        inside = (site < S) & (part * W + k < K)
+        query = tl.load(weight + site * (H * K) + head * K + part * W + k, mask=inside, other=0.0)
+        high, low = high_and_low(query, dtype)
+        highs, lows = highs + (high,), lows + (low,)  # noqa: RUF005
+    return highs, lows
+
+
+@triton.jit
+def _products(v, r, low, pairs, z, there, dtype: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
+    """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
+    both = tl.zeros((C, BN, 2 * BS), tl.float32)
+    rest = tl.zeros((C, BN, BS), tl.float32)
+    for i in tl.static_range(len(v)):
+        x = dealt(v[i], dtype)
+        both = tl.dot(x, tl.trans(dealt(pairs[i], dtype), (0, 2, 1)), both, input_precision="ieee")
+        if dtype != tl.float32:
+            rest = tl.dot(x, low[i], rest, input_precision="ieee")
+    dp, raw = tl.split(tl.trans(tl.reshape(tl.sum(both, 0), (BN, 2, BS)), (0, 2, 1)))
+    raw += tl.sum(rest, 0)
+    p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
+    return raw, p, dp
 
 
 @triton.jit
@@ -173,77 +120,63 @@ def _sums(table, N, at_other, at, n, there, dtype: tl.constexpr):
     return tl.multiple_of(addresses.to(tl.pointer_type(dtype)), [16]), there & (addresses != others)
 
 
-@triton.jit
-def _products(v, r, low, pairs, z, there, dtype: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
-    """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
-    both = tl.zeros((C, BN, 2 * BS), tl.float32)
-    for i in tl.static_range(len(v)):
-        both = tl.dot(v[i], tl.trans(pairs[i], (0, 2, 1)), both, input_precision="ieee")
-    dp, raw = tl.split(tl.reshape(tl.sum(both, 0), (BN, BS, 2)))
-    if dtype != tl.float32:
-        rest = tl.zeros((C, BN, BS), tl.float32)
-        for i in tl.static_range(len(v)):
-            rest = tl.dot(v[i], low[i], rest, input_precision="ieee")
-        raw += tl.sum(rest, 0)
-    p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
-    return raw, p, dp
-
-
-@triton.jit
-def _add_weight_grads(total, v, high, low, TWICE: tl.constexpr):
-    """total + v^T (high + low), for each part [chunks, channels, sites]."""
-    out = ()  # type: tuple[tl.tensor, ...]
-    for i in tl.static_range(len(v)):
-        turned = tl.trans(v[i], (0, 2, 1))
-        grad = tl.dot(turned, high, total[i], input_precision="ieee")
-        if TWICE:
-            grad = tl.dot(turned, low, grad, input_precision="ieee")
-        out = out + (grad,)  # noqa: RUF005
-    return out
-
-
-@triton.jit
-def _backward_rows(
-    first, table, N, token, head, live, low, pairs, z, dz, dw,
-    dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+@triton.jit(do_not_specialize=["N", "S", "T", "steps"])
+def inter_forward_kernel(
+    table, weight, N, S, T, steps, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the rows from `first` on of one token and head, stored; returns the weights', with theirs added."""
-    n = first + tl.arange(0, BN)
-    there = (n < N) & live
-    row, stat = token * (H * K) + head * K, token * H + head
-    v, r = _sources(table, N, 3 * N, n, there, token, head, dtype, H, K, C, W, P)
-    if SUMS:
-        sums, summed = _sums(table, N, 0, N, n, there, dtype)
-        r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
-        so_far = _load(sums, row, summed, K, C, W, P)
-        r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
-    raw, p, dp = _products(v, r, low, pairs, z, there, dtype, C, BN, BS)
-    if EXACT and ONE:
-        dp -= tl.sum(p * dp, 0)[None, :]
-    dl = p * (dp + dz[None, :])
-    u = dl * r[:, None]
-
-    dr = tl.sum(dl * raw, 1)
-    if SUMS:
-        dr += r_sum
-    tl.store(_pointers(table + 5 * N, n, there, tl.float32) + stat, dr, mask=there)
-
-    high, rest = _split(u, dtype)
-    high = tl.broadcast_to(high[None, :, :], (C, BN, BS))
-    rest = tl.broadcast_to(rest[None, :, :], (C, BN, BS))
-    dw = _add_weight_grads(dw, v, high, rest, EXACT and dtype != tl.float32)
-    pu = tl.reshape(tl.join(p, u), (BN, 2 * BS)).to(dtype)
-    pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
-    target = _pointers(table + 2 * N, n, there, dtype)[None, :, None]
-    for i in tl.static_range(P):
-        if SUMS:
-            d = tl.dot(pu, pairs[i], so_far[i].to(tl.float32), input_precision="ieee")
-        else:
-            d = tl.dot(pu, pairs[i], input_precision="ieee")
-        k = _channels(i, C, W, P)
-        tl.store(target + (row + k)[:, None, :], d.to(dtype), mask=there[None, :, None] & (k < K)[:, None, :])
-    return dw
+    # The table: rows of the sources, their rstd; then for the sites the partial mixes, the log-sum-exps.
+    head = tl.program_id(0) % H
+    block = tl.program_id(0).to(tl.int64) // H
+    site, some = tl.arange(0, BS), tl.arange(0, BN)
+    high, low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)
+    for step in tl.range(0, steps, num_stages=1):
+        token = block * steps + opaque(step)
+        live = token < T
+        top = tl.full((BS,), float("-inf"), tl.float32)
+        total = tl.zeros((BS,), tl.float32)
+        rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
+        acc = zeros(C, W, BS, P)
+        for first in tl.range(0, N, BN, num_stages=1):
+            there = (first + some < N) & live
+            v, r = _sources(table, N, N, first, live, token, head, dtype, H, K, BN, C, W, P)
+            v = arrived(v)
+            turned = turned_round(v)
+            raw = tl.zeros((C, BN, BS), tl.float32)
+            for i in tl.static_range(P):
+                x = dealt(v[i], dtype)
+                raw = tl.dot(x, high[i], raw, input_precision="ieee")
+                if dtype != tl.float32:
+                    raw = tl.dot(x, low[i], raw, input_precision="ieee")
+            logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
+            new_top = tl.maximum(top, tl.max(logits, 0))
+            new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
+            decay = tl.exp(top - new_top)
+            p = tl.exp(logits - new_top[None, :])
+            total = total * decay + tl.sum(p, 0)
+            p = p.to(dtype)
+            rounded = rounded * decay + tl.sum(p.to(tl.float32), 0)
+            top = new_top
+            p = tl.broadcast_to(p[None, :, :], (C, BN, BS))
+            added = ()  # type: tuple[tl.tensor, ...]
+            for i in tl.static_range(P):
+                scaled = acc[i] * decay[None, None, :]
+                added = added + (tl.dot(turned[i], p, scaled, input_precision="ieee"),)  # noqa: RUF005
+            acc = added
+        written = (site < S) & live
+        lse = pointers_at(table + 2 * N + S, site, written, tl.float32)
+        tl.store(lse + (token * H + head), top + tl.log(total), mask=written)
+        octets = octet_rows(BS)
+        row_written = (octets < S) & live
+        partial = octets_at(table + 2 * N, octets, row_written, dtype)
+        whole = 1 / rounded
+        mixes = ()  # type: tuple[tl.tensor, ...]
+        for i in tl.static_range(P):
+            mixes = mixes + (tl.trans(acc[i] * whole[None, None, :], (0, 2, 1)).to(dtype),)  # noqa: RUF005
+        for i in tl.static_range(P):
+            mix = tl.trans(tl.reshape(mixes[i], (C, BS // 8, 8, W)), (2, 0, 1, 3))
+            k = octet_channels(i, C, W, P)
+            tl.store(partial + (token * (H * K) + head * K + k), mix, mask=row_written & (k < K))
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
@@ -253,46 +186,78 @@ def inter_backward_kernel(
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
-    # upstream gradients and queries in turn, the gradients of the log-sum-exps, the log-sum-exps. No sum so far: the
-    # source itself in its place; none at all: not SUMS.
-    # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN, so that a token is
-    # one stretch of code, in which all its rows are on their way at once.
+    # upstream gradients, the queries as rounded, the gradients of the log-sum-exps, the log-sum-exps. No sum so far:
+    # the source itself in its place; none at all: not SUMS.
+    # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN.
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
-    low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)[1]
     dw = zeros(C, W, BS, P)
-
-    # In one stage: several, through shared memory, would leave room for half as many programs.
+    low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)[1]
     for step in tl.range(0, steps, num_stages=1):
         token = block * steps + opaque(step)
-        stat = token * H + head
+        row, stat = token * (H * K) + head * K, token * H + head
         live = token < T
         mine = (site < S) & live
         pairs = _pairs(table, 6 * N, S, live, token, head, dtype, H, K, BS, C, W, P)
-        dz = tl.load(_pointers(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
-        z = tl.load(_pointers(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
+        dz = tl.load(pointers_at(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
+        z = tl.load(pointers_at(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
         if EXACT and not ONE:
-            for first in range(0, N, BN):
-                n = first + some
-                there = (n < N) & live
-                v, r = _sources(table, N, 3 * N, n, there, token, head, dtype, H, K, C, W, P)
-                _, p, dp = _products(v, r, low, pairs, z, there, dtype, C, BN, BS)
+            for first in tl.range(0, N, BN, num_stages=1):
+                there = (first + some < N) & live
+                v, r = _sources(table, N, 3 * N, first, live, token, head, dtype, H, K, BN, C, W, P)
+                _, p, dp = _products(arrived(v), r, low, arrived(pairs), z, there, dtype, C, BN, BS)
                 dz -= tl.sum(p * dp, 0)
-        if ONE:
-            dw = _backward_rows(
-                0, table, N, token, head, live, low, pairs, z, dz, dw,
-                dtype, EXACT, SUMS, ONE, H, K, BN, BS, C, W, P,
-            )  # fmt: skip
-        else:
-            for first in range(0, N, BN):
-                dw = _backward_rows(
-                    first, table, N, token, head, live, low, pairs, z, dz, dw,
-                    dtype, EXACT, SUMS, ONE, H, K, BN, BS, C, W, P,
-                )  # fmt: skip
+        for first in tl.range(0, N, BN, num_stages=1):
+            n, octets = first + some, first + octet_rows(BN)
+            there, row_there = (n < N) & live, (octets < N) & live
+            v, r = _sources(table, N, 3 * N, first, live, token, head, dtype, H, K, BN, C, W, P)
+            if SUMS:
+                sums = tl.load(table + N + octets, mask=row_there, other=0)
+                summed = row_there & (sums != tl.load(table + octets, mask=row_there, other=0))
+                sums = octets_at(table + N, octets, summed, dtype)
+                r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
+                so_far = load_octets(sums, row, summed, K, C, W, P)
+                r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
+            target = octets_at(table + 2 * N, octets, row_there, dtype)
+            r_target = pointers_at(table + 5 * N, n, there, tl.float32)
+
+            v, g = arrived(v), arrived(pairs)
+            turned = turned_round(v)
+            raw, p, dp = _products(v, r, low, g, z, there, dtype, C, BN, BS)
+            if EXACT and ONE:
+                dp -= tl.sum(p * dp, 0)[None, :]
+            dl = p * (dp + dz[None, :])
+            u = dl * r[:, None]
+            dr = tl.sum(dl * raw, 1)
+            if SUMS:
+                dr += r_sum
+            store_factor(r_target + stat, dr, there)
+
+            pu = tl.reshape(tl.trans(tl.join(p, u), (0, 2, 1)), (BN, 2 * BS)).to(dtype)
+            pu = tl.broadcast_to(pu[None, :, :], (C, BN, 2 * BS))
+            for i in tl.static_range(P):
+                if SUMS:
+                    d = tl.dot(pu, dealt(g[i], dtype), dealt(so_far[i], dtype).to(tl.float32), input_precision="ieee")
+                else:
+                    d = tl.dot(pu, dealt(g[i], dtype), input_precision="ieee")
+                d = tl.reshape(gathered(d.to(dtype), dtype), (C, BN // 8, 8, W))
+                k = octet_channels(i, C, W, P)
+                tl.store(target + (row + k), tl.trans(d, (2, 0, 1, 3)), mask=row_there & (k < K))
+
+            high, rest = high_and_low(u, dtype)
+            high = tl.broadcast_to(high[None, :, :], (C, BN, BS))
+            rest = tl.broadcast_to(rest[None, :, :], (C, BN, BS))
+            added = ()  # type: tuple[tl.tensor, ...]
+            for i in tl.static_range(P):
+                grad = tl.dot(turned[i], high, dw[i], input_precision="ieee")
+                if EXACT and dtype != tl.float32:
+                    grad = tl.dot(turned[i], rest, grad, input_precision="ieee")
+                added = added + (grad,)  # noqa: RUF005
+            dw = added
     out = weight_parts + (block * S + site)[None, :, None] * (H * K) + head * K
     for i in tl.static_range(P):
-        k = _channels(i, C, W, P)
+        k = channels(i, C, W, P)
         tl.store(out + k[:, None, :], tl.trans(dw[i], (0, 2, 1)), mask=(site < S)[None, :, None] & (k < K)[:, None, :])
 
 
@@ -308,7 +273,7 @@ def forward(
     lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
-    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), "forward")
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
     registers, programs = inter_budget(tile, num_heads, "forward")
     steps = triton.cdiv(T, min(T, programs))
     with on_device(like):
@@ -341,21 +306,21 @@ def backward(
     rstd_sums = _in_place_of_none(rstd_addends, stats)
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
-    phase = "exact" if exact else "backward"
-    tile = inter_tile(len(rows), len(weight), D // num_heads, like.element_size(), phase)
-    registers, programs = inter_budget(tile, num_heads, phase)
+    tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
+    registers, programs = inter_budget(tile, num_heads, "backward")
     steps = triton.cdiv(T, min(T, programs))
     programs = triton.cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
         # A row of the queries is aligned as a token's row is.
-        pairs = [row for pair in zip(sites[0], weight.to(like.dtype), strict=True) for row in pair]
+        queries = weight.to(like.dtype)
         table = pointer_table(
-            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *pairs, *sites[1], *sites[2]]
+            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *queries, *sites[1], *sites[2]]
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
         summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
-        constants = (_TYPES[like.dtype], exact, summed, len(rows) <= tile.sources, *tile.block(num_heads, D))
+        flags = (exact, summed, exact and len(rows) <= tile.sources)
+        constants = (_TYPES[like.dtype], *flags, *tile.block(num_heads, D))
         options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, **options)
         return source_grads, rstd_grads, sum_parts(weight_parts)[0]

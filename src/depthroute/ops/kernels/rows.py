@@ -10,7 +10,7 @@ import os
 import triton
 import triton.language as tl
 
-_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def opaque(step):
 
     From a plain counter it would keep a running address for every tensor of the loop: twice the registers, and spills.
     """
-    if _COMPILED:
+    if COMPILED:
         step = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1)
     return step
 
@@ -33,7 +33,7 @@ def as_loaded(row):
     out = ()  # type: tuple[tl.tensor, ...]
     for part in tl.static_range(len(row)):
         x = row[part]
-        if _COMPILED and x.dtype.primitive_bitwidth == 16:
+        if COMPILED and x.dtype.primitive_bitwidth == 16:
             x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
         out = out + (x,)  # noqa: RUF005
     return out
@@ -45,7 +45,7 @@ def store_factor(pointer, factor, inside):
 
     `tl.store` would first deal them out anew through shared memory, with two barriers each time.
     """
-    if _COMPILED:
+    if COMPILED:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
             "=r,l,f,r",

@@ -16,9 +16,8 @@ MAX_LANE = 16
 MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
-# The most channels of a part in an inter read. Narrow ones keep less in registers at a time, so that more warps run at
-# once; a backward gains more from rows that it loads and stores whole.
-INTER_PART = {"forward": 64, "backward": 128, "exact": 64}
+INTER_PART = 32  # the most channels of a part in an inter read: 4 lanes of a product, each with a 16-byte load of bf16
+INTER_SOURCES = 16  # at a time: the narrow side of no product
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
@@ -27,6 +26,7 @@ MAX_HEAD = {2: 3072, 4: 2048}
 
 # Of an H200. Constants, so that the order of a sum, whose parts are what a program leaves, never depends on the device.
 MULTIPROCESSORS = 132
+QUARTERS = 4  # of a multiprocessor: each runs warps, and has registers, of its own
 REGISTERS = 65536
 MAX_REGISTERS = 255  # of a lane
 INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
@@ -83,7 +83,7 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     width, count = _parts(head_width)
     if triton.next_power_of_2(num_heads) * width * count > MAX_ROW:
         return f"a row of {num_heads * head_width} values is too wide for the registers of one program"
-    chunks, width, count = _chunks(head_width, itemsize, CHUNK[itemsize], INTER_PART["backward"])
+    chunks, width, count = _chunks(head_width, itemsize, CHUNK[itemsize], INTER_PART)
     if chunks * width * count * itemsize > MAX_HEAD[itemsize]:
         return f"a head of {head_width} channels is too wide for the shared memory of one program"
     return None
@@ -110,32 +110,30 @@ def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
     """
     registers = _overrides.get("merge_backward_registers", 128 if tile.parts == 1 and itemsize == 2 else 168)
     registers = _registers(registers, tile.warps)
-    resident = MULTIPROCESSORS * (REGISTERS // (WARP * tile.warps * registers))
+    resident = MULTIPROCESSORS * _resident(tile.warps, registers)
     return registers, _overrides.get("merge_backward_programs", INTERPRETED_PROGRAMS if _interpreted() else resident)
 
 
-def inter_tile(num_sources: int, num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
-    """Tile of an inter read; `phase` is "forward", "backward" or "exact", an exact backward."""
+def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
+    """Tile of an inter read; `phase` is "forward" or "backward"."""
     chunk = _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize])
-    part = _overrides.get(f"inter_{phase}_part", INTER_PART[phase])
+    part = _overrides.get(f"inter_{phase}_part", INTER_PART)
     chunks, width, count = _chunks(head_width, itemsize, chunk, part)
-    # Of wider heads the shared memory has no room for so many. A forward has the next ones on their way meanwhile.
-    many = phase == "backward" and num_sources > 16 and count == 1 and itemsize == 2 and head_width <= 512
-    sources = _overrides.get(f"inter_{phase}_sources", 32 if many else 16)
-    sites = max(8, triton.next_power_of_2(num_sites))
-    return InterTile(sources, sites, chunks, width, count, chunks)
+    sources = _overrides.get(f"inter_{phase}_sources", INTER_SOURCES)
+    return InterTile(sources, max(8, triton.next_power_of_2(num_sites)), chunks, width, count, chunks)
 
 
 def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]:
     """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 
-    A backward with whole heads would spill with fewer. Its programs leave a sum each, so there are not too many of them
-    where there is a single head.
+    So few registers that many warps run at once and chunks of 160 channels or fewer hardly spill. The programs of a
+    backward leave a sum each, so there are not too many of them where there is a single head.
     """
-    wanted = MAX_REGISTERS if phase == "backward" and tile.parts == 1 else 168
+    narrow = tile.sites <= 8
+    wanted = (128 if narrow else 168) if phase == "forward" else (168 if narrow else MAX_REGISTERS)
     registers = _registers(_overrides.get(f"inter_{phase}_registers", wanted), tile.warps)
-    programs = max(1, MULTIPROCESSORS * (REGISTERS // (WARP * tile.warps * registers)) // num_heads)
-    if phase != "forward":
+    programs = max(1, MULTIPROCESSORS * _resident(tile.warps, registers) // num_heads)
+    if phase == "backward":
         programs = min(programs, INTERPRETED_PROGRAMS if _interpreted() else 2 * MULTIPROCESSORS)
     return registers, _overrides.get(f"inter_{phase}_programs", programs)
 
@@ -143,6 +141,11 @@ def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]
 def _registers(wanted: int, warps: int) -> int:
     """What was wanted, or as many as a lane can have in a program of so many warps."""
     return min(wanted, MAX_REGISTERS, REGISTERS // (WARP * warps))
+
+
+def _resident(warps: int, registers: int) -> int:
+    """Programs that run at once on a multiprocessor, by what they need of its registers."""
+    return QUARTERS * (REGISTERS // QUARTERS // (WARP * registers)) // warps
 
 
 def _power_of_2(most: int) -> int:
