@@ -46,7 +46,7 @@ def merges(heads: int, width: int) -> None:
     backward = merge_tile(heads, width // heads, 2, "backward")
     of_forward = dict(zip(names, forward.block(heads, width), strict=True))
     of_backward = dict(zip(names, backward.block(heads, width), strict=True))
-    more = {"num_warps": backward.warps, "maxnreg": merge_budget(backward, 2)[0]}
+    more = {"num_warps": backward.warps, "maxnreg": merge_budget(backward, 2, 4)[0]}
     compile_one(gated.gated_forward_kernel, of_forward, num_warps=forward.warps)
     compile_one(gated.gated_backward_kernel, of_backward, **more)
     for norm in (False, True):

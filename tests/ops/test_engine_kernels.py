@@ -357,12 +357,10 @@ def test_a_backward_merge_has_as_many_programs_as_fit_on_the_card(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     for heads, width, itemsize in ((4, 128, 2), (8, 128, 2), (8, 160, 2), (8, 160, 4), (8, 512, 2), (1, 8192, 2)):
         tile = merge_tile(heads, width, itemsize, "backward")
-        registers, programs = merge_budget(tile, itemsize)
-        resident = programs // MULTIPROCESSORS
-        used = registers * WARP * tile.warps
-        assert resident >= 1
-        assert resident * used <= REGISTERS
-        assert resident == 4 * (REGISTERS // 4 // (registers * WARP)) // tile.warps
+        for sources in (1, 8):
+            registers, programs = merge_budget(tile, itemsize, sources)
+            assert programs >= MULTIPROCESSORS
+            assert programs == MULTIPROCESSORS * (4 * (REGISTERS // 4 // (registers * WARP)) // tile.warps)
 
 
 def test_rows_too_wide_for_the_kernels_are_named():

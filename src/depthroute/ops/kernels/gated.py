@@ -124,7 +124,7 @@ def backward(
     partial_grad, lse_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
     tile = merge_tile(num_heads, D // num_heads, partial.element_size(), "backward")
     blocks = triton.cdiv(T, tile.tokens)
-    registers, programs = merge_budget(tile, partial.element_size())
+    registers, programs = merge_budget(tile, partial.element_size(), 1)
     steps = triton.cdiv(blocks, programs)
     programs = triton.cdiv(blocks, steps)
     gate_parts = lse_in.new_empty(programs)

@@ -5,8 +5,8 @@ forward 1 (partial) + M, and 1 written; backward 2 (gradient, partial) + M + the
 written. Both hold the rows of all sources in registers, so all are on their way at once; the backward uses them twice,
 to make the mix again and then for their gradients, and finds their inner products with the weight where the forward
 left them. All loads of a token come before its first store, since none is moved up past one (of the sums so far, each
-before the store of the source ahead of it). Bound by memory; between the sites of a tile most sources stay in the L2
-cache.
+before the store of the source ahead of it); what the next token needs is on its way to the L2 cache meanwhile. Bound by
+memory; between the sites of a tile most sources stay in that cache.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels.launch import launch, on_device, plain
+from depthroute.ops.kernels.prefetch import fetch, lines_of
 from depthroute.ops.kernels.rows import (
+    COMPILED,
     add,
     add_scaled,
     as_loaded,
@@ -142,8 +144,20 @@ def merge_backward_kernel(
     if NORM:
         gm = load(gamma, copy_at, copies, P)
         dgamma = zeros(BT, BH, W, P)
+    if COMPILED:  # numbers of all tokens of the program, or many; of what is absent the address is one that is there
+        run = program * steps * BT
+        lines = lines_of(tl.minimum(T - run, steps * BT) * H, True, 4, 1024)
+        fetch(lse, run * H, lines)
+        fetch(newest, run * H, lines)
+        fetch(lse_in, run * H, lines)
+        fetch(rstd_grad, run * H, lines)
+        for i in tl.static_range(len(sources)):
+            fetch(raws, (tl.minimum(i, M - 1) * tl.cast(T, tl.int64) + run) * H, lines)
+            if i > 0:
+                fetch(_at(rstds[i - 1], tl.float32), run * H, lines)
     for step in range(steps):
-        token = (program * steps + opaque(step)) * BT + tl.arange(0, BT)
+        first = (program * steps + opaque(step)) * BT
+        token = first + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
         live_stat = live[:, None] & (head < H)[None, :]
@@ -172,6 +186,16 @@ def merge_backward_kernel(
             stats = stats + ((r, raw, dr),)  # noqa: RUF005
         if SUMS:
             d_next = _sum(sums, 0, has_sums, at, live, dtype, H, K, BH, W, P)
+
+        if COMPILED:  # rows of the next tokens
+            asked = (step + 1 < steps) & (first + 2 * BT <= T)
+            of_row = lines_of(BT * D, asked, dtype.primitive_bitwidth // 8, BT * D)
+            soon = (first + BT) * D
+            fetch(grad, soon, of_row)
+            fetch(partial, soon, of_row)
+            for i in tl.static_range(len(sources)):
+                if i < M:
+                    fetch(_at(sources[i], dtype), soon, of_row)
 
         m = scale(p_in, mixed)
         for i in tl.static_range(len(sources)):
@@ -289,7 +313,7 @@ def backward(
     tile = merge_tile(num_heads, D // num_heads, grad.element_size(), "backward")
     T, weight = grad.numel() // D, plain(weight)
     blocks = triton.cdiv(T, tile.tokens)
-    registers, programs = merge_budget(tile, grad.element_size())
+    registers, programs = merge_budget(tile, grad.element_size(), m)
     steps = triton.cdiv(blocks, programs)
     programs = triton.cdiv(blocks, steps)
     weight_parts = weight.new_empty((programs, 1 if norm_weight is None else 2, D))

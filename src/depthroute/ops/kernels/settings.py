@@ -103,13 +103,13 @@ def merge_tile(num_heads: int, head_width: int, itemsize: int, phase: str) -> Me
     return MergeTile(tokens, heads, width, count, warps)
 
 
-def merge_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
+def merge_budget(tile: MergeTile, itemsize: int, num_sources: int) -> tuple[int, int]:
     """Registers of a lane in a backward merge, and its programs: as many as then run at once.
 
     It would take up to 230. With fewer, more warps wait for memory at a time; far fewer, and it spills.
     """
-    registers = _overrides.get("merge_backward_registers", 128 if tile.parts == 1 and itemsize == 2 else 168)
-    registers = _registers(registers, tile.warps)
+    few = tile.parts == 1 and itemsize == 2 and num_sources <= 6
+    registers = _registers(_overrides.get("merge_backward_registers", 128 if few else 168), tile.warps)
     resident = MULTIPROCESSORS * _resident(tile.warps, registers)
     return registers, _overrides.get("merge_backward_programs", INTERPRETED_PROGRAMS if _interpreted() else resident)
 
