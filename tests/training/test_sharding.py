@@ -6,9 +6,10 @@ import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 
-from depthroute.training import hf_trainer, load_recipe
+from depthroute.training import hf_trainer, load_recipe, sharding
 from depthroute.training.hf_trainer import shards_the_model
 from depthroute.training.sharding import mesh_of, placed_like, reshard, whole
+from support.models import routed
 
 SMALL = {"name": "small", "optimizer": {"warmup_steps": 1}, "training": {"steps": 2}}
 
@@ -50,6 +51,24 @@ def test_hybrid_shard_wants_as_many_processes_on_every_host(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
     with pytest.raises(ValueError, match="'hybrid', but 6 processes are not 4 on every host"):
         mesh_of("hybrid", "cpu")
+
+
+@pytest.mark.parametrize(("scheme", "parts"), [("additive", 1), ("delta_mhar", 1), ("mhar", 2), ("block_mhar", 2)])
+def test_small_layers_share_a_unit_and_there_are_eight_of_these_at_least(scheme, parts):
+    model = routed({"scheme": scheme}, num_hidden_layers=19)
+    assert [len(unit) for unit in sharding.units(model)] == [2 * parts] * 9 + [parts]
+    del model.model.layers[15:]
+    assert [len(unit) for unit in sharding.units(model)] == [parts] * 15
+
+
+def test_a_large_layer_is_a_unit_alone(monkeypatch):
+    model = routed({"scheme": "mhar"}, num_hidden_layers=16)
+    layers = model.model.layers
+    size = sum(parameter.numel() for parameter in layers[0].parameters())
+    monkeypatch.setattr(sharding, "UNIT_PARAMETERS", 2 * size)
+    assert sharding.units(model)[1] == [layers[2].self_attn, layers[2].mlp, layers[3].self_attn, layers[3].mlp]
+    monkeypatch.setattr(sharding, "UNIT_PARAMETERS", size - 1)
+    assert sharding.units(model)[1] == [layers[1].self_attn, layers[1].mlp]
 
 
 def test_plain_tensors_stay_as_they_are():
