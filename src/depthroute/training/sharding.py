@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -135,6 +135,26 @@ def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
     if not isinstance(other, DTensor):
         return tensor
     return distribute_tensor(tensor, other.device_mesh, other.placements)
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """As the function of torch.nn.utils, on shards as they are; the norm is that of all gradients, on every rank.
+
+    There DTensor is asked for each gradient, twice, which takes the host longer than the device. All ranks take part.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    shards = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    norm = torch.nn.utils.get_total_norm(shards)
+    sharded = next((grad for grad in grads if isinstance(grad, DTensor)), None)
+    if sharded is not None:
+        square = norm.square()
+        for dim, placement in enumerate(sharded.placements):
+            if placement.is_shard():
+                dist.all_reduce(square, group=sharded.device_mesh.get_group(dim))
+        norm = square.sqrt()
+    torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def reshard(model: nn.Module) -> None:
