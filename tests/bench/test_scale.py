@@ -34,6 +34,14 @@ def test_two_devices_train_as_one(tmp_path, strategy):
     assert "mhar" in scale.table({"mhar": found})
 
 
+@pytest.mark.parametrize("options", ["", "--checkpointing", "--checkpointing --keep-gathered"])
+@pytest.mark.parametrize("scheme", ["additive", "mhar", "block_mhar:block_layers=3", "denseformer"])
+def test_units_of_several_layers_train_as_one_device_does(tmp_path, scheme, options):
+    deep = f"--overrides {SHAPE.replace('num_hidden_layers=2', 'num_hidden_layers=17')} num_key_value_heads=4"
+    options = f"--scheme {scheme} --precision fp32 --eager --loss-steps 3 --strategy fsdp2 {options}"
+    assert measured(tmp_path / "out.json", options, deep)["largest_loss_difference"] < 2e-6
+
+
 def test_a_model_that_is_never_whole_is_compiled_ahead_of_its_first_step(tmp_path):
     options = "--scheme delta_mhar:block_layers=1 --strategy fsdp2 --sharded --checkpointing --backend aot_eager"
     found = measured(tmp_path / "out.json", options, "--loss-steps 2", ranks=1)

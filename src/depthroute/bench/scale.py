@@ -39,7 +39,7 @@ from depthroute.training.garbage import freeze_heap
 from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer
 from depthroute.training.recipe import OptimizerRecipe
-from depthroute.training.sharding import initialize, shard
+from depthroute.training.sharding import clip_grad_norm_, initialize, shard
 
 # Llama-3.1-8B's shape in a Qwen3 decoder: 8.03 B parameters, on top of any preset.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -194,7 +194,7 @@ class Bench:
                 loss = forward(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
             loss.backward()
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+        clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return total

@@ -28,7 +28,7 @@ from depthroute.training.objective import return_objective
 from depthroute.training.optim import build_optimizer, build_scheduler, clean_name
 from depthroute.training.readings import read_parameters
 from depthroute.training.recipe import Recipe
-from depthroute.training.sharding import mesh_of, shard_from_first
+from depthroute.training.sharding import clip_grad_norm_, mesh_of, shard_from_first
 
 KEPT_CHECKPOINTS = 2
 # transformers 5.24 renamed the argument, and warns of the old name.
@@ -116,6 +116,11 @@ class RecipeTrainer(Trainer):
             self.lr_scheduler = build_scheduler(scheduled, num_training_steps, self.recipe.optimizer)
             self._created_lr_scheduler = True  # else Trainer takes it for one of the caller's
         return self.lr_scheduler
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        if not self.is_fsdp_enabled:
+            return super()._clip_grad_norm(model)
+        return clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         walked: Any = self.train_dataset if train_dataset is None else train_dataset

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from depthroute.training.recipe import OptimizerRecipe
@@ -60,13 +61,25 @@ def parameter_groups(model: nn.Module, recipe: OptimizerRecipe) -> list[dict[str
     return groups
 
 
+class AdamW(torch.optim.AdamW):
+    """AdamW that computes on the shards of sharded tensors; its state is sharded as ever.
+
+    Every element has a step of its own, so shards need nothing of each other. PyTorch asks DTensor for each tensor of
+    each list, which takes the host longer than all the rest of the step.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        is_complex: bool = super()._init_group(group, *lists)
+        for tensors in lists:
+            tensors[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        return is_complex
+
+
 def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`, in one fused kernel for each group where the device has it."""
     groups = parameter_groups(model, recipe)
     fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
-    return torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=fused
-    )
+    return AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=fused)
 
 
 def rate_ratio(step: int, steps: int, recipe: OptimizerRecipe) -> float:

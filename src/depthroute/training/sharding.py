@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from depthroute.models import DepthRoutedForCausalLM
 from depthroute.training.compilation import works_by_sublayer
+
+# A unit takes the host as long, whatever its size, and small layers do not take the device long enough to hide that. So
+# they share one: up to so many parameters, and in so many units that gathering and computing still go on side by side.
+UNIT_PARAMETERS, LEAST_UNITS = 2**26, 8
 
 
 def mesh_of(sharding: str, device: str) -> DeviceMesh:
@@ -37,16 +41,16 @@ def mesh_of(sharding: str, device: str) -> DeviceMesh:
 def shard(
     model: Any, mesh: DeviceMesh | None = None, *, gather: torch.dtype = torch.float32, reshard: bool = True
 ) -> None:
-    """Shard a causal model by FSDP2, in place: each decoder layer, embedding and head where they differ, and the rest.
+    """Shard a causal model by FSDP2, in place: decoder layers, embedding and head where they differ, and the rest.
 
-    Where `works_by_sublayer` says so, the unit of a layer is its attention and its MLP, and its two norms belong to the
-    rest: FSDP2 puts a hook on every tensor that comes out of a unit, and passes what goes in through a function, which
-    for each source at each layer takes the host longer than the layer.
+    A unit is a layer or a few small ones. Where `works_by_sublayer` says so, it is attention and MLP of its layers, and
+    their norms belong to the rest: FSDP2 puts a hook on every tensor that comes out of a unit, and passes what goes in
+    through a function, which for each source at each layer takes the host longer than the layer.
 
     `mesh` has one dimension (all ranks by default) or two (copies of shards). The layers' weights are gathered in the
     dtype `gather`: in bf16 half as much travels, and the matrices are what autocast makes of them anyway. Embedding,
     head, last norm, the residual scheme and what else belongs to the rest stay in fp32: the streams take their dtype
-    from the embedding. Gradients are reduced in fp32. `reshard` frees a layer after its forward and gathers it again
+    from the embedding. Gradients are reduced in fp32. `reshard` frees a unit after its forward and gathers it again
     for its backward. The parameters of the scheme are tiny and every layer uses them, so they belong to the outermost
     group, which is whole from the start of a forward to the end of the backward.
     """
@@ -56,13 +60,23 @@ def shard(
     policy = MixedPrecisionPolicy()
     if gather != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    by_sublayer = works_by_sublayer(model)
-    for layer in model.model.layers:
-        fully_shard([layer.self_attn, layer.mlp] if by_sublayer else layer, **options, mp_policy=policy)
+    for unit in units(model):
+        fully_shard(unit, **options, mp_policy=policy)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
         fully_shard(model.lm_head, **{**options, "reshard_after_forward": False})
     fully_shard(model, mesh=mesh)
+
+
+def units(model: Any) -> list[list[nn.Module]]:
+    """The modules of each unit of decoder layers, in the order in which they run."""
+    layers = list(model.model.layers)
+    size = sum(parameter.numel() for parameter in layers[0].parameters())
+    joined = max(1, min(UNIT_PARAMETERS // size, len(layers) // LEAST_UNITS))
+    groups = [layers[i : i + joined] for i in range(0, len(layers), joined)]
+    if works_by_sublayer(model):
+        return [[part for layer in group for part in (layer.self_attn, layer.mlp)] for group in groups]
+    return groups
 
 
 def shard_from_first(model: Any, device: torch.device, mesh: DeviceMesh | None = None, **options: Any) -> None:
@@ -121,6 +135,26 @@ def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
     if not isinstance(other, DTensor):
         return tensor
     return distribute_tensor(tensor, other.device_mesh, other.placements)
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """As the function of torch.nn.utils, on shards as they are; the norm is that of all gradients, on every rank.
+
+    There DTensor is asked for each gradient, twice, which takes the host longer than the device. All ranks take part.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    shards = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    norm = torch.nn.utils.get_total_norm(shards)
+    sharded = next((grad for grad in grads if isinstance(grad, DTensor)), None)
+    if sharded is not None:
+        square = norm.square()
+        for dim, placement in enumerate(sharded.placements):
+            if placement.is_shard():
+                dist.all_reduce(square, group=sharded.device_mesh.get_group(dim))
+        norm = square.sqrt()
+    torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def reshard(model: nn.Module) -> None:
