@@ -20,7 +20,7 @@ from depthroute.training.compilation import works_by_sublayer
 
 # A unit takes the host as long, whatever its size, and small layers do not take the device long enough to hide that. So
 # they share one: up to so many parameters, and in so many units that gathering and computing still go on side by side.
-UNIT_PARAMETERS, LEAST_UNITS = 2**26, 8
+UNIT_PARAMETERS, LEAST_UNITS = 2**27, 8
 
 
 def mesh_of(sharding: str, device: str) -> DeviceMesh:
