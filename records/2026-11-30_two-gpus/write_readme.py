@@ -1,4 +1,4 @@
-"""Make README.md of results.json and of what was measured before it: python write_readme.py"""
+"""Make README.md of results.json, of what was measured before it and of 1b since: python write_readme.py"""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAIRS = {"350m": "DDP", "1b": "FSDP2"}
-BEFORE = (HERE / "before/results.json", HERE.parent / "2026-11-30_fsdp2-host/results-default.json")
+BEFORE = (
+    HERE / "before/results.json",
+    HERE.parent / "2026-11-30_fsdp2-host/results-default.json",
+    HERE / "results.json",
+)
 LEAST_DDP, POINTS, LEAST_8B = 0.90, 0.02, 0.95  # what was aimed at
 
 TEXT = """\
@@ -23,7 +27,7 @@ parts for FSDP2. Made by
 
     PYTHONPATH=src python {command}
 
-in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.
+in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.{newer}
 
 ## One GPU and two, the same microbatch for each
 
@@ -49,6 +53,11 @@ the largest difference is given.
 
 {earlier}
 """
+
+NEWER = """
+
+The parts of 1b are newer, of {commit}, in a call of their own (`--only 1b-additive 1b-mhar`) and on another host; what
+they were in the call of the others stands below."""
 
 
 def row(*cells: str) -> str:
@@ -182,7 +191,8 @@ def not_measured(parts: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     found = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
-    parts, environment = found["parts"], found["environment"]
+    newer = json.loads((HERE / "results-1b.json").read_text(encoding="utf-8"))
+    parts, environment = {**found["parts"], **newer["parts"]}, found["environment"]
     compile_s = max(part.get("compile_s", 0.0) for part in parts.values())
     measured = [part["one"] for part in parts.values() if "one" in part]
     text = TEXT.format(
@@ -194,6 +204,7 @@ def main() -> None:
         command=" ".join([f"records/{HERE.name}/run.py", "OUT", *environment["command"][2:]]),
         seconds=found["seconds"],
         compile=compile_s,
+        newer=NEWER.format(commit=newer["environment"]["commit"][:7]),
         bus=median(part["bus_gb_per_s"] for part in parts.values() if part.get("bus_gb_per_s")),
         pairs="\n".join(pair(name, part) for name, part in parts.items() if not name.startswith("8b")),
         sharded="\n".join(shards(name, part) for name, part in parts.items() if name.startswith("8b")),
