@@ -44,8 +44,8 @@ _SHARDED = (
 PARTS = {
     "350m-additive": "--preset 350m --scheme additive --strategy ddp --batch 16 --length 1024",
     "350m-mhar": "--preset 350m --scheme mhar --strategy ddp --batch 16 --length 1024",
-    "1b-additive": "--preset 1b --scheme additive --strategy fsdp2 --keep-gathered --batch 16 --length 1024 --steps 2",
-    "1b-mhar": "--preset 1b --scheme mhar --strategy fsdp2 --keep-gathered --batch 16 --length 1024 --steps 2",
+    "1b-additive": "--preset 1b --scheme additive --strategy fsdp2 --keep-gathered --batch 16 --length 1024",
+    "1b-mhar": "--preset 1b --scheme mhar --strategy fsdp2 --keep-gathered --batch 16 --length 1024",
     "8b-additive": f"{_SHARDED} --scheme additive",
     "8b-delta_mhar": f"{_SHARDED} --scheme delta_mhar:num_heads=8,block_layers=4",
 }

@@ -57,7 +57,8 @@ the largest difference is given.
 NEWER = """
 
 The parts of 1b are newer, of {commit}, in a call of their own (`--only 1b-additive 1b-mhar`) and on another host; what
-they were in the call of the others stands below."""
+they were in the call of the others stands below. All of them had rounds of 2 steps, which run.py has no longer: a round
+begins with nothing handed out ahead, so the first step waits for the host."""
 
 
 def row(*cells: str) -> str:

@@ -80,7 +80,16 @@ class Bench:
         self.result: dict[str, Any] = {
             **{
                 key: getattr(options, key)
-                for key in ("preset", "scheme", "strategy", "batch", "length", "checkpointing", "keep_gathered")
+                for key in (
+                    "preset",
+                    "scheme",
+                    "strategy",
+                    "batch",
+                    "length",
+                    "checkpointing",
+                    "keep_gathered",
+                    "steps",
+                )
             },
             "compiled": not options.eager,
             "ranks": self.ranks,
@@ -288,7 +297,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loss-steps", type=count, default=10)
     parser.add_argument("--warm-up", type=count_or_none, default=3)
     parser.add_argument("--rounds", type=count, default=5)
-    parser.add_argument("--steps", type=count, default=4, help="of a round, whose time is one sample")
+    parser.add_argument("--steps", type=count, default=8, help="of a round, whose time is one sample")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

@@ -7,17 +7,19 @@
 `bf16` holds weights, gradients and optimizer state in bf16; `autocast` holds them in fp32 and computes in bf16. The
 table gives tokens a second beside the first scheme's, the milliseconds of a step and for how many of them the GPU was
 busy, peak memory, and the seconds from a built model to the end of its first step. Where a step takes much longer than
-the GPU is busy, it waits for launches from Python; `--graphs` replays them as CUDA graphs.
+the GPU is busy, it waits for launches from Python; `--graphs` replays them as CUDA graphs. train.json is there from the
+first round on, and has every round that came to its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,41 +28,64 @@ from depthroute.bench.arm import Job, warmed_up
 from depthroute.bench.options import count, field
 from depthroute.bench.together import Together
 from depthroute.errors import in_one_line
-from depthroute.files import new_folder
+from depthroute.files import new_folder, write_json
 
 # Sequences and length of the paper's microbatch on one GPU.
 MICROBATCH = {"tiny": (2, 256), "100m": (8, 2048), "124m": (8, 2048), "350m": (4, 1024), "1b": (2, 1024)}
 PRECISIONS = ("bf16", "autocast")
 
 
-def measure(jobs: list[Job], *, rounds: int, steps: int, processes: bool = False) -> list[dict[str, Any]]:
+Save = Callable[[list[dict[str, Any]]], None]
+
+
+def measure(
+    jobs: list[Job], *, rounds: int, steps: int, processes: bool = False, save: Save | None = None
+) -> list[dict[str, Any]]:
     """One row for each job; they take turns of `steps` steps, `rounds` times, and only one is at work at a time.
 
     processes: each job in a process of its own, so that they compile at the same time, which makes each of their first
     steps slower than alone.
+    save: told the rows there are after every round.
     """
-    rows: list[dict[str, Any]]
     if processes:
         with Together(jobs) as together:
-            rows = together.rows
-            samples = [[together.turn(i, steps) for i in range(len(jobs))] for _ in range(rounds)]
-            busy = [together.busy(i) for i in range(len(jobs))]
-    else:
-        arms, rows = map(list, zip(*map(warmed_up, jobs), strict=True))  # type: ignore[assignment]
-        samples = [[arm.turn(steps) for arm in arms] for _ in range(rounds)]
-        busy = [arm.busy() for arm in arms]
-    firsts = _firsts(jobs)
-    for i, (job, row, first) in enumerate(zip(jobs, rows, firsts, strict=True)):
+            arms = [Turns(partial(together.turn, i), partial(together.busy, i)) for i in range(len(jobs))]
+            return _take_turns(jobs, together.rows, arms, rounds, steps, save)
+    own, rows = zip(*map(warmed_up, jobs), strict=True)
+    return _take_turns(jobs, list(rows), [Turns(arm.turn, arm.busy) for arm in own], rounds, steps, save)
+
+
+class Turns(NamedTuple):
+    """What is asked of an arm, wherever it runs."""
+
+    turn: Callable[[int], float]
+    busy: Callable[[], float | None]
+
+
+def _take_turns(
+    jobs: list[Job], rows: list[dict[str, Any]], arms: list[Turns], rounds: int, steps: int, save: Save | None
+) -> list[dict[str, Any]]:
+    samples: list[list[float]] = []
+    for _ in range(rounds):
+        samples.append([arm.turn(steps) for arm in arms])
+        _add_speeds(jobs, rows, samples)
+        if save:
+            save(rows)
+    for row, arm in zip(rows, arms, strict=True):
+        row["busy_ms"] = arm.busy()
+    return rows
+
+
+def _add_speeds(jobs: list[Job], rows: list[dict[str, Any]], samples: list[list[float]]) -> None:
+    for i, (job, row, first) in enumerate(zip(jobs, rows, _firsts(jobs), strict=True)):
         own, beside = ([taken[n] for taken in samples] for n in (i, first))
         speeds = [job.tokens / seconds for seconds in own]
-        row["processes"] = processes
         row["tokens_per_second"] = {"median": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
         # Taken turn by turn, so that what the whole card does slower or faster does not count.
         row["of_first"] = statistics.median(a / b for a, b in zip(beside, own, strict=True))
         row["step_ms"] = statistics.median(own) * 1e3
-        row["busy_ms"] = busy[i]
+        row["rounds"] = len(own)
         row["memory_of_first"] = row["peak_memory"] / max(1, rows[first]["peak_memory"])
-    return rows
 
 
 def _firsts(jobs: list[Job]) -> list[int]:
@@ -77,7 +102,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         speed = row["tokens_per_second"]
         span = f"{speed['median']:,.0f} ({speed['least']:,.0f}-{speed['most']:,.0f})"
-        busy = "-" if row["busy_ms"] is None else f"{row['busy_ms']:.2f}"
+        busy = "-" if row.get("busy_ms") is None else f"{row['busy_ms']:.2f}"
         lines.append(
             f"{row['preset']:6s} {row['scheme']:22s} {row['precision']:9s} {span:>27s} {row['of_first']:7.3f} "
             f"{row['step_ms']:8.2f} {busy:>8s} "
@@ -121,14 +146,20 @@ def main(arguments: list[str] | None = None) -> None:
         )
         for precision, preset, scheme in itertools.product(options.precision, options.preset, options.schemes)
     ]
+    environment = timing.environment()
     rows: list[dict[str, Any]] = []
-    for _, group in itertools.groupby(jobs, lambda job: None if options.processes else (job.precision, job.preset)):
-        rows += measure(list(group), rounds=options.rounds, steps=options.steps, processes=options.processes)
-        torch._dynamo.reset()
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "train.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))
+
+    def save(these: list[dict[str, Any]]) -> None:
+        told = [{**row, "processes": options.processes} for row in (*rows, *these)]
+        write_json(options.out / "train.json", {"environment": environment, "rows": told})
+
+    for _, group in itertools.groupby(jobs, lambda job: None if options.processes else (job.precision, job.preset)):
+        rows += measure(list(group), rounds=options.rounds, steps=options.steps, processes=options.processes, save=save)
+        save([])
+        torch._dynamo.reset()
     how_run = "eager" if options.eager else "compiled, CUDA graphs" if options.graphs else "compiled"
-    print(f"{timing.environment()['device']}, {how_run}")
+    print(f"{environment['device']}, {how_run}")
     print(table(rows))
 
 
