@@ -4,12 +4,11 @@ Rows of D values for each token: forward the stream and the partial mix, and one
 partial mix, and one written.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import launch, on_device, plain
+from depthroute.ops.kernels.launch import cdiv, contiguous_like, launch, on_device, plain
 from depthroute.ops.kernels.rows import (
     add,
     add_scaled,
@@ -105,12 +104,12 @@ def forward(
 ) -> Tensor:
     """As `two_phase.algebra.gated_forward`."""
     D = stream.shape[-1]
-    out = stream.new_empty(stream.shape)
+    out = contiguous_like(stream)
     T = out.numel() // D
     tile = merge_tile(num_heads, D // num_heads, out.element_size(), "forward")
     with on_device(out):
         tensors = [plain(tensor) for tensor in (stream, gate, partial, lse_in, null, null_logit)]
-        programs = triton.cdiv(T, tile.tokens)
+        programs = cdiv(T, tile.tokens)
         launch(gated_forward_kernel, programs, (*tensors, out, T), tile.block(num_heads, D), num_warps=tile.warps)
     return out
 
@@ -121,12 +120,12 @@ def backward(
     """As `two_phase.algebra.gated_backward`."""
     D = partial.shape[-1]
     T = partial.numel() // D
-    partial_grad, lse_grad = partial.new_empty(partial.shape), torch.empty_like(lse_in)
+    partial_grad, lse_grad = contiguous_like(partial), contiguous_like(lse_in)
     tile = merge_tile(num_heads, D // num_heads, partial.element_size(), "backward")
-    blocks = triton.cdiv(T, tile.tokens)
+    blocks = cdiv(T, tile.tokens)
     registers, programs = merge_budget(tile, partial.element_size(), 1)
-    steps = triton.cdiv(blocks, programs)
-    programs = triton.cdiv(blocks, steps)
+    steps = cdiv(blocks, programs)
+    programs = cdiv(blocks, steps)
     gate_parts = lse_in.new_empty(programs)
     null_parts, logit_parts = lse_in.new_empty((programs, D)), lse_in.new_empty((programs, num_heads))
     with on_device(partial):

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import launch, on_device, plain, pointer_table
+from depthroute.ops.kernels.launch import cdiv, contiguous_like, launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.octets import (
     arrived,
     channels,
@@ -269,19 +269,19 @@ def forward(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """As `two_phase.algebra.inter_forward`."""
     like, D = sources[0], sources[0].shape[-1]
-    partials = [like.new_empty(like.shape) for _ in weight]
-    lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in weight]
+    partials = [contiguous_like(like) for _ in range(len(weight))]
+    lses = [like.new_empty((*like.shape[:-1], num_heads), dtype=torch.float32) for _ in range(len(weight))]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
     tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
     registers, programs = inter_budget(tile, num_heads, "forward")
-    steps = triton.cdiv(T, min(T, programs))
+    steps = cdiv(T, min(T, programs))
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
         arguments = (table, weight, len(rows), len(weight), T, steps)
         constants = (_TYPES[like.dtype], *tile.block(num_heads, D))
         options = {"num_warps": tile.warps, "maxnreg": registers}
-        launch(inter_forward_kernel, triton.cdiv(T, steps) * num_heads, arguments, constants, **options)
+        launch(inter_forward_kernel, cdiv(T, steps) * num_heads, arguments, constants, **options)
     return partials, lses
 
 
@@ -299,8 +299,8 @@ def backward(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """As `two_phase.algebra.inter_backward`."""
     like, D = sources[0], sources[0].shape[-1]
-    source_grads = [like.new_empty(like.shape) for _ in sources]
-    rstd_grads = [lses[0].new_empty(lses[0].shape) for _ in sources]
+    source_grads = [contiguous_like(like) for _ in sources]
+    rstd_grads = [contiguous_like(lses[0]) for _ in sources]
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     sums = _in_place_of_none(addends, rows)
     rstd_sums = _in_place_of_none(rstd_addends, stats)
@@ -308,8 +308,8 @@ def backward(
     T = like.numel() // D
     tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
     registers, programs = inter_budget(tile, num_heads, "backward")
-    steps = triton.cdiv(T, min(T, programs))
-    programs = triton.cdiv(T, steps)
+    steps = cdiv(T, min(T, programs))
+    programs = cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
         # A row of the queries is aligned as a token's row is.

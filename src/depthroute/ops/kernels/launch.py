@@ -58,6 +58,16 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     return table
 
 
+def contiguous_like(tensor: Tensor) -> Tensor:
+    """Memory for a tensor of the same shape and type. `new_empty` takes the host more than twice as long."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up. `triton.cdiv` takes numbers of kernels too, and takes the host longer."""
+    return -(-dividend // divisor)
+
+
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
     """Launches inside go to the tensor's device, whichever is the current one."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():

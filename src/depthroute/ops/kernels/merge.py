@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import launch, on_device, plain
+from depthroute.ops.kernels.launch import cdiv, contiguous_like, launch, on_device, plain
 from depthroute.ops.kernels.prefetch import fetch, lines_of
 from depthroute.ops.kernels.rows import (
     COMPILED,
@@ -261,9 +261,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `two_phase.algebra.merge_forward`."""
     D = sources[0].shape[-1]
-    out = sources[0].new_empty(sources[0].shape)
+    out = contiguous_like(sources[0])
     lse = sources[0].new_empty((*out.shape[:-1], num_heads), dtype=torch.float32)
-    newest, raws = torch.empty_like(lse), lse.new_empty((len(sources), *lse.shape))
+    newest, raws = contiguous_like(lse), lse.new_empty((len(sources), *lse.shape))
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     partial, lse_in = (out, lse) if partial is None or lse_in is None else (plain(partial), plain(lse_in))
@@ -277,7 +277,7 @@ def forward(
             out, lse, newest, raws, len(rows), T, int(partial is not out), eps, norm_eps,
         )  # fmt: skip
         constants = (*tile.block(num_heads, D), norm_weight is not None)
-        launch(merge_forward_kernel, triton.cdiv(T, tile.tokens), arguments, constants, num_warps=tile.warps)
+        launch(merge_forward_kernel, cdiv(T, tile.tokens), arguments, constants, num_warps=tile.warps)
     return out, lse, newest, raws
 
 
@@ -301,9 +301,9 @@ def backward(
     """As `two_phase.algebra.merge_backward`."""
     like, D, m = sources[0], grad.shape[-1], len(sources)
     grad = plain(grad)
-    source_grads = [like.new_empty(like.shape) for _ in sources]
-    rstd_grads = [torch.empty_like(lse) for _ in rstd]
-    inter_grads = [] if partial is None else [like.new_empty(like.shape), torch.empty_like(lse)]
+    source_grads = [contiguous_like(like) for _ in sources]
+    rstd_grads = [contiguous_like(lse) for _ in rstd]
+    inter_grads = [] if partial is None else [contiguous_like(like), contiguous_like(lse)]
     rows = [plain(source) for source in reversed(sources)]
     stats = [plain(r) for r in reversed(rstd)]
     sums, has_sums = _optionals(addends or [None] * m, rows)
@@ -312,10 +312,10 @@ def backward(
     partial_grad, normaliser_grad = inter_grads or (grad, lse)
     tile = merge_tile(num_heads, D // num_heads, grad.element_size(), "backward")
     T, weight = grad.numel() // D, plain(weight)
-    blocks = triton.cdiv(T, tile.tokens)
+    blocks = cdiv(T, tile.tokens)
     registers, programs = merge_budget(tile, grad.element_size(), m)
-    steps = triton.cdiv(blocks, programs)
-    programs = triton.cdiv(blocks, steps)
+    steps = cdiv(blocks, programs)
+    programs = cdiv(blocks, steps)
     weight_parts = weight.new_empty((programs, 1 if norm_weight is None else 2, D))
     with on_device(grad):
         arguments = (

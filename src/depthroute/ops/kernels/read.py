@@ -14,7 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from depthroute.ops.kernels import wide
-from depthroute.ops.kernels.launch import address, launch, on_device, plain, pointer, pointer_table
+from depthroute.ops.kernels.launch import (
+    address,
+    cdiv,
+    contiguous_like,
+    launch,
+    on_device,
+    plain,
+    pointer,
+    pointer_table,
+)
 from depthroute.ops.kernels.tiles import read_tile
 
 
@@ -121,7 +130,7 @@ def _backward_kernel(
 def forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """N sources (..., D), fp32 weight (D,) -> mix (..., D), log-sum-exps (..., H), 1 / rms of the sources (..., N)."""
     D = sources[0].shape[-1]
-    mix = sources[0].new_empty(sources[0].shape)
+    mix = contiguous_like(sources[0])
     lse = weight.new_empty((*mix.shape[:-1], num_heads))
     rstd = weight.new_empty((*mix.shape[:-1], len(sources)))
     rows, weight, T = [plain(source) for source in sources], plain(weight), mix.numel() // D
@@ -132,7 +141,7 @@ def forward(sources: Sequence[Tensor], weight: Tensor, num_heads: int, eps: floa
             wide.forward(table, weight, mix, lse, rstd, len(rows), T, eps)
         else:
             arguments = (table, weight, mix, lse, rstd, len(rows), T, eps)
-            programs = triton.cdiv(T, tile.tokens)
+            programs = cdiv(T, tile.tokens)
             launch(_forward_kernel, programs, arguments, tile.block(num_heads, D), num_warps=tile.warps)
     return mix, lse, rstd
 
@@ -152,7 +161,7 @@ def backward(
         # The only weight is 1 whatever the query is. Recomputed, it could be off by a rounding.
         return [grad.clone(memory_format=torch.contiguous_format)] if wanted[0] else [], torch.zeros_like(weight)
     rows, weight, grad, T = [plain(source) for source in sources], plain(weight), plain(grad), grad.numel() // D
-    grads = [grad.new_empty(grad.shape) for each in wanted if each]
+    grads = [contiguous_like(grad) for each in wanted if each]
     rest = iter(grads)
     # A source as its own target means that its gradient is not wanted; the kernels write no such target.
     targets = [next(rest) if each else row for row, each in zip(rows, wanted, strict=True)]
@@ -161,9 +170,9 @@ def backward(
         table = pointer_table([*rows, *targets])
         if tile is None:
             return grads, wide.backward(table, grad, weight, lse, rstd, len(rows), T)
-        blocks = triton.cdiv(T, tile.tokens)
-        steps = max(1, triton.cdiv(blocks, tile.programs))
-        partial = weight.new_empty((triton.cdiv(blocks, steps), D))
+        blocks = cdiv(T, tile.tokens)
+        steps = max(1, cdiv(blocks, tile.programs))
+        partial = weight.new_empty((cdiv(blocks, steps), D))
         arguments = (table, grad, weight, lse, rstd, partial, len(rows), T, steps)
         launch(_backward_kernel, len(partial), arguments, tile.block(num_heads, D), num_warps=tile.warps)
         return grads, partial.sum(0)

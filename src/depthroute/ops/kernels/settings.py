@@ -4,9 +4,10 @@ Each choice is a plain function of the shape. `overriding` replaces some of them
 """
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import triton
 
@@ -32,6 +33,8 @@ MAX_REGISTERS = 255  # of a lane
 INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
 
 _overrides: dict[str, Any] = {}
+Shape = ParamSpec("Shape")
+Choice = TypeVar("Choice")
 
 
 class MergeTile(NamedTuple):
@@ -74,6 +77,22 @@ def overriding(**values: Any) -> Iterator[None]:
             del _overrides[name]
 
 
+def _remembered(choose: Callable[Shape, Choice]) -> Callable[Shape, Choice]:
+    """A choice is made anew only where settings are replaced: to make it takes the host longer than a launch."""
+    made: dict[tuple[Any, ...], Choice] = {}
+
+    @functools.wraps(choose)
+    def remembering(*shape: Shape.args, **named: Shape.kwargs) -> Choice:
+        if _overrides:
+            return choose(*shape, **named)
+        key = (_interpreted(), *shape, *named.items())
+        if key not in made:
+            made[key] = choose(*shape, **named)
+        return made[key]
+
+    return remembering
+
+
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -89,6 +108,7 @@ def obstacle(num_heads: int, head_width: int, itemsize: int) -> str | None:
     return None
 
 
+@_remembered
 def merge_tile(num_heads: int, head_width: int, itemsize: int, phase: str) -> MergeTile:
     """Tile of a merge; `phase` is "forward" or "backward"."""
     heads = triton.next_power_of_2(num_heads)
@@ -103,6 +123,7 @@ def merge_tile(num_heads: int, head_width: int, itemsize: int, phase: str) -> Me
     return MergeTile(tokens, heads, width, count, warps)
 
 
+@_remembered
 def merge_budget(tile: MergeTile, itemsize: int, num_sources: int) -> tuple[int, int]:
     """Registers of a lane in a backward merge, and its programs: as many as then run at once.
 
@@ -114,6 +135,7 @@ def merge_budget(tile: MergeTile, itemsize: int, num_sources: int) -> tuple[int,
     return registers, _overrides.get("merge_backward_programs", INTERPRETED_PROGRAMS if _interpreted() else resident)
 
 
+@_remembered
 def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     chunk = _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize])
@@ -123,6 +145,7 @@ def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> In
     return InterTile(sources, max(8, triton.next_power_of_2(num_sites)), chunks, width, count, chunks)
 
 
+@_remembered
 def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]:
     """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 

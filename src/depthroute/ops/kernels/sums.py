@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import launch
+from depthroute.ops.kernels.launch import cdiv, launch
 
 PARTS_AT_ONCE, COLUMNS, WARPS = 256, 16, 8  # few columns, so that most of the card takes part
 
@@ -37,7 +37,7 @@ def sum_parts(parts: Tensor, second_dtype: torch.dtype | None = None) -> tuple[T
         first, second, width = parts.new_empty((R, D)), parts.new_empty(0), R * D
     else:
         first, second, width = parts.new_empty(D), parts.new_empty(D, dtype=second_dtype), D
-    programs = triton.cdiv(R * D, COLUMNS)
+    programs = cdiv(R * D, COLUMNS)
     target = first if second_dtype is None else second
     arguments = (parts, first, target, P, R * D, width)
     launch(sum_parts_kernel, programs, arguments, (PARTS_AT_ONCE, COLUMNS), num_warps=WARPS)
