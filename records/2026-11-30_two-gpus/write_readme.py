@@ -56,9 +56,9 @@ the largest difference is given.
 
 NEWER = """
 
-The parts of 1b are newer, of {commit}, in a call of their own (`--only 1b-additive 1b-mhar`) and on another host; what
-they were in the call of the others stands below. All of them had rounds of 2 steps, which run.py has no longer: a round
-begins with nothing handed out ahead, so the first step waits for the host."""
+The parts of 1b are newer, of {commit}: run.py with `--only 1b-additive 1b-mhar` on another host. What they were beside
+the others stands below. All of them had rounds of 2 steps, which run.py has no longer: a round begins with nothing
+handed out ahead, so its first step waits for the host. Traces of both ranks, before: [both-ranks.log](both-ranks.log)."""
 
 
 def row(*cells: str) -> str:

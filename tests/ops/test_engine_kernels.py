@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -65,10 +67,10 @@ INTER = [
 
 
 # Channels are dealt anew for products of 16 bits; the interpreter has no products in bf16.
-IN_16_BITS = pytest.param(("cpu", torch.float16), id="interpreter-fp16", marks=INTERPRETER.marks)
+INTERPRETED_IN_16_BITS = pytest.param(("cpu", torch.float16), id="interpreter-fp16", marks=INTERPRETER.marks)
 
 
-@pytest.mark.parametrize("target", [INTERPRETER, IN_16_BITS, *CUDA])
+@pytest.mark.parametrize("target", [INTERPRETER, INTERPRETED_IN_16_BITS, *CUDA])
 @pytest.mark.parametrize(("exact", "sums"), [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("case", INTER, ids=str)
 def test_inter_forward_and_backward_equal_the_algebra(target, case, exact, sums, poisoned_memory):
@@ -214,6 +216,7 @@ CHAINS = [
     (torch.bfloat16, 73, 1280, 8, False),
     (torch.bfloat16, 73, 1280, 8, True),
     (torch.bfloat16, 25, 1280, 1, True),
+    (torch.bfloat16, 25, 512, 16, True),
     (torch.bfloat16, 129, 96, 2, False),
     (torch.float16, 33, 512, 4, False),
     (torch.float16, 33, 512, 4, True),
@@ -337,18 +340,27 @@ def test_an_inter_read_pads_no_head_whose_chunks_are_a_few_equal_parts_wide():
 
 
 def test_programs_of_an_inter_read_run_at_once(monkeypatch):
-    """A warp has its registers in one of the four quarters of a multiprocessor."""
-    from depthroute.ops.kernels.settings import MULTIPROCESSORS, REGISTERS, WARP, inter_budget, inter_tile
+    """A warp has its registers in one of the four quarters of a multiprocessor; shared memory is of the whole."""
+    from depthroute.ops.kernels.settings import (
+        MULTIPROCESSORS,
+        REGISTERS,
+        SHARED,
+        WARP,
+        inter_budget,
+        inter_shared,
+        inter_tile,
+    )  # fmt: skip
 
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    for phase in ("forward", "backward"):
-        for heads, width, itemsize in ((4, 128, 2), (8, 160, 2), (8, 160, 4), (8, 512, 2), (1, 3072, 2), (1, 2048, 4)):
-            tile = inter_tile(8, width, itemsize, phase)
-            for override in (None, 144, 184, 200):
-                with overriding(**({f"inter_{phase}_registers": override} if override else {})):
-                    registers, programs = inter_budget(tile, heads, phase)
-                warps = 4 * (REGISTERS // 4 // (WARP * registers))
-                assert programs * heads * tile.warps <= MULTIPROCESSORS * warps
+    shapes = ((4, 128, 2), (8, 160, 2), (8, 240, 2), (8, 160, 4), (8, 512, 2), (1, 1536, 2), (1, 512, 4))
+    for (heads, width, itemsize), sites, phase in itertools.product(shapes, (8, 16), ("forward", "backward")):
+        tile = inter_tile(sites, width, itemsize, phase)
+        for override in (None, 144, 184, 200):
+            with overriding(**({f"inter_{phase}_registers": override} if override else {})):
+                registers, programs = inter_budget(tile, heads, itemsize, phase)
+            resident = programs * heads / MULTIPROCESSORS
+            assert resident * tile.warps <= 4 * (REGISTERS // 4 // (WARP * registers))
+            assert resident * (inter_shared(tile, itemsize, phase) + 1024) <= SHARED
 
 
 def test_a_backward_merge_has_as_many_programs_as_fit_on_the_card(monkeypatch):

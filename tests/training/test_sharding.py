@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import fully_shard
 
 from depthroute.training import hf_trainer, load_recipe, sharding
 from depthroute.training.hf_trainer import shards_the_model
@@ -116,6 +117,22 @@ def test_a_norm_of_whole_tensors_is_that_of_torch():
     torch.testing.assert_close(weights[0].grad, torch.full((3,), 0.5))
     assert clip_grad_norm_(weights, 5.0) == pytest.approx(1.0)
     torch.testing.assert_close(weights[1].grad, torch.full((2, 2), 0.25))
+    assert clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0) == 0.0  # without any gradient
+
+
+def test_whole_gradients_beside_sharded_ones_count_once():
+    def work(_: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        sharded, plain = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+        fully_shard(sharded, mesh=mesh_of("full", "cpu"))
+        (sharded(torch.ones(1, 4)) + plain(torch.ones(1, 4))).sum().backward()
+        norm = clip_grad_norm_([*sharded.parameters(), *plain.parameters()], 1.0)
+        assert norm.item() == pytest.approx(32**0.5)
+        for weight in (sharded.weight, plain.weight):
+            torch.testing.assert_close(whole(weight.grad), torch.full((4, 4), 32**-0.5), rtol=1e-5, atol=1e-6)
+        torch.distributed.destroy_process_group()
+
+    as_ranks(work, ranks=2)
 
 
 def test_plain_tensors_stay_as_they_are():

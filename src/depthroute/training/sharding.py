@@ -142,18 +142,18 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tens
     """As the function of torch.nn.utils, on shards as they are; the norm is that of all gradients, on every rank.
 
     There DTensor is asked for each gradient, twice, which takes the host longer than the device. All ranks take part.
+    The sharded gradients have one mesh; those that are whole are the same on every rank.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    shards = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
-    norm = torch.nn.utils.get_total_norm(shards)
-    sharded = next((grad for grad in grads if isinstance(grad, DTensor)), None)
-    if sharded is not None:
-        square = norm.square()
-        for dim, placement in enumerate(sharded.placements):
-            if placement.is_shard():
-                dist.all_reduce(square, group=sharded.device_mesh.get_group(dim))
-        norm = square.sqrt()
-    torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    sharded = [grad for grad in grads if isinstance(grad, DTensor)]
+    shards, rest = [grad.to_local() for grad in sharded], [grad for grad in grads if not isinstance(grad, DTensor)]
+    square = torch.nn.utils.get_total_norm(shards).square()
+    for dim, placement in enumerate(sharded[0].placements if sharded else ()):
+        if placement.is_shard():
+            dist.all_reduce(square, group=sharded[0].device_mesh.get_group(dim))
+    norm = (square + torch.nn.utils.get_total_norm(rest).square()).sqrt() if rest else square.sqrt()
+    if grads:
+        torch._foreach_mul_([*shards, *rest], (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

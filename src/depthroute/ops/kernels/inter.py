@@ -274,7 +274,7 @@ def forward(
     rows, stats, weight = [plain(source) for source in sources], [plain(r) for r in rstd], plain(weight)
     T = like.numel() // D
     tile = inter_tile(len(weight), D // num_heads, like.element_size(), "forward")
-    registers, programs = inter_budget(tile, num_heads, "forward")
+    registers, programs = inter_budget(tile, num_heads, like.element_size(), "forward")
     steps = cdiv(T, min(T, programs))
     with on_device(like):
         table = pointer_table([*rows, *stats, *partials, *lses])
@@ -307,7 +307,7 @@ def backward(
     sites = [[plain(tensor) for tensor in tensors] for tensors in (grads, lse_grads, lses)]
     T = like.numel() // D
     tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
-    registers, programs = inter_budget(tile, num_heads, "backward")
+    registers, programs = inter_budget(tile, num_heads, like.element_size(), "backward")
     steps = cdiv(T, min(T, programs))
     programs = cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))

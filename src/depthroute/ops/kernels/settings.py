@@ -29,6 +29,10 @@ MAX_HEAD = {2: 3072, 4: 2048}
 MULTIPROCESSORS = 132
 QUARTERS = 4  # of a multiprocessor: each runs warps, and has registers, of its own
 REGISTERS = 65536
+SHARED, RESERVED = (
+    233472,
+    1024,
+)  # bytes of shared memory of a multiprocessor, and what each program takes beside its own
 MAX_REGISTERS = 255  # of a lane
 INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
 
@@ -146,7 +150,7 @@ def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> In
 
 
 @_remembered
-def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]:
+def inter_budget(tile: InterTile, num_heads: int, itemsize: int, phase: str) -> tuple[int, int]:
     """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 
     So few registers that many warps run at once and chunks of 160 channels or fewer hardly spill. The programs of a
@@ -155,10 +159,26 @@ def inter_budget(tile: InterTile, num_heads: int, phase: str) -> tuple[int, int]
     narrow = tile.sites <= 8
     wanted = (128 if narrow else 168) if phase == "forward" else (168 if narrow else MAX_REGISTERS)
     registers = _registers(_overrides.get(f"inter_{phase}_registers", wanted), tile.warps)
-    programs = max(1, MULTIPROCESSORS * _resident(tile.warps, registers) // num_heads)
+    resident = min(_resident(tile.warps, registers), SHARED // (inter_shared(tile, itemsize, phase) + RESERVED))
+    programs = max(1, MULTIPROCESSORS * resident // num_heads)
     if phase == "backward":
         programs = min(programs, INTERPRETED_PROGRAMS if _interpreted() else 2 * MULTIPROCESSORS)
     return registers, _overrides.get(f"inter_{phase}_programs", programs)
+
+
+def inter_shared(tile: InterTile, itemsize: int, phase: str) -> int:
+    """About the bytes of shared memory of one program of an inter read; the tests hold them beside what compiles.
+
+    Sources turned round, and what the sites have: upstream gradients and queries, or mixes on their way out. Sums over
+    chunks cross warps. In fp32 operands pass it too.
+    """
+    both = 2 if phase == "backward" else 1
+    if itemsize == 4:
+        channel = 128 + (16 if phase == "backward" else 4) * tile.sites
+    else:
+        channel = 2 * tile.sources + (6 if phase == "backward" else 4) * tile.sites
+    crossing = 4 * tile.chunks * tile.sources * tile.sites * both if tile.chunks > 1 else 0
+    return tile.chunks * tile.width * tile.parts * channel + crossing
 
 
 def _registers(wanted: int, warps: int) -> int:
