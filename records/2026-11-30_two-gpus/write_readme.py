@@ -58,7 +58,7 @@ NEWER = """
 
 The parts of 1b are newer, of {commit}: run.py with `--only 1b-additive 1b-mhar` on another host. What they were beside
 the others stands below. All of them had rounds of 2 steps, which run.py has no longer: a round begins with nothing
-handed out ahead, so its first step waits for the host. Traces of both ranks, before: [both-ranks.log](both-ranks.log)."""
+handed out ahead, so its first step waits for the host. Traces of both ranks: [both-ranks.log](both-ranks.log)."""
 
 
 def row(*cells: str) -> str:
