@@ -42,6 +42,15 @@ def test_units_of_several_layers_train_as_one_device_does(tmp_path, scheme, opti
     assert measured(tmp_path / "out.json", options, deep)["largest_loss_difference"] < 2e-6
 
 
+def test_units_of_several_compiled_layers_train_as_one_device_does(tmp_path):
+    deep = f"--overrides {SHAPE.replace('num_hidden_layers=2', 'num_hidden_layers=17')} num_key_value_heads=4"
+    options = "--scheme mhar --precision fp32 --backend aot_eager --loss-steps 3 --strategy fsdp2 --keep-gathered"
+    found = measured(tmp_path / "out.json", options, deep)
+    assert found["largest_loss_difference"] < 2e-6
+    # Attention and MLP are compiled again once they are shards.
+    assert (found["graphs_ahead"], found["all"]["graphs"]) == (3, 5)
+
+
 def test_a_model_that_is_never_whole_is_compiled_ahead_of_its_first_step(tmp_path):
     options = "--scheme delta_mhar:block_layers=1 --strategy fsdp2 --sharded --checkpointing --backend aot_eager"
     found = measured(tmp_path / "out.json", options, "--loss-steps 2", ranks=1)
