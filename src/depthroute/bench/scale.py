@@ -57,6 +57,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+# Options that a result tells of.
+KEPT = ("preset", "scheme", "strategy", "batch", "length", "checkpointing", "keep_gathered", "steps")
+
+
 class Bench:
     """One model on this rank's device, its optimizer, and what was measured."""
 
@@ -78,19 +82,7 @@ class Bench:
         self.decoder = decoder_config(preset, **{**SHAPES.get(options.preset, {}), **options.overrides})
         self.residual = parse_scheme(options.scheme)
         self.result: dict[str, Any] = {
-            **{
-                key: getattr(options, key)
-                for key in (
-                    "preset",
-                    "scheme",
-                    "strategy",
-                    "batch",
-                    "length",
-                    "checkpointing",
-                    "keep_gathered",
-                    "steps",
-                )
-            },
+            **{key: getattr(options, key) for key in KEPT},
             "compiled": not options.eager,
             "ranks": self.ranks,
             "overrides": options.overrides,

@@ -18,7 +18,7 @@ MAX_WARPS = 16
 MAX_ROW = MAX_WARPS * WARP * MAX_LANE
 MAX_PARTS = 9  # of a head, in a row of a merge, or of a chunk of a head
 INTER_PART = 32  # the most channels of a part in an inter read: 4 lanes of a product, each with a 16-byte load of bf16
-INTER_SOURCES = 16  # at a time: the narrow side of no product
+INTER_SOURCES = 16  # at a time: the rows of a product
 # By the size of an element: channels of a head that one warp multiplies, the most warps of a program, and the most
 # bytes of a head of one source that its shared memory has room for. Products in fp32 run on CUDA cores, in pieces.
 CHUNK = {2: 128, 4: 32}
@@ -27,12 +27,10 @@ MAX_HEAD = {2: 3072, 4: 2048}
 
 # Of an H200. Constants, so that the order of a sum, whose parts are what a program leaves, never depends on the device.
 MULTIPROCESSORS = 132
-QUARTERS = 4  # of a multiprocessor: each runs warps, and has registers, of its own
-REGISTERS = 65536
-SHARED, RESERVED = (
-    233472,
-    1024,
-)  # bytes of shared memory of a multiprocessor, and what each program takes beside its own
+REGISTERS = 65536  # of a multiprocessor, whose quarters run warps, and have registers, of their own
+QUARTERS = 4
+SHARED = 233472  # bytes of shared memory
+RESERVED = 1024  # of them, for each program beside its own
 MAX_REGISTERS = 255  # of a lane
 INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
 
