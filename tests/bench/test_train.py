@@ -21,6 +21,20 @@ def test_every_scheme_gets_a_row_beside_the_first(precision):
     assert "mhar" in train.table(rows)
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_every_round_is_told_when_it_has_ended(processes):
+    told = []
+    rows = train.measure(
+        jobs("additive"),
+        rounds=2,
+        steps=1,
+        processes=processes,
+        save=lambda rows: told.append((rows[0]["rounds"], "busy_ms" in rows[0], train.table(rows))),
+    )
+    assert [each[:2] for each in told] == [(1, False), (2, False)]
+    assert rows[0]["rounds"] == 2
+
+
 def test_shapes_are_held_beside_their_own_first():
     both = [*jobs("additive", "mhar"), *jobs("additive", "mhar", length=16)]
     assert train._firsts(both) == [0, 0, 2, 2]

@@ -8,7 +8,8 @@ have done), and then with one microbatch for each GPU against the clock. The sca
 divided by the number of GPUs times the speed of one. Both have the weights in fp32 under bf16 autocast and are compiled
 as `depthroute train` does it on several GPUs, as a whole for `ddp` and in parts for `fsdp2`. `host_s` is how long the
 first rank's host took to hand out a step: where it is as long as the step, the GPU waits for it. A rank also waits for
-the others, so `host_s_by_rank` has them all.
+the others, so `host_s_by_rank` has them all. A round begins with nothing handed out ahead, so one of very few steps is
+slower than training is.
 
 A model that one GPU cannot hold (--sharded) is made in shards, and only the second part is run.
 """

@@ -34,7 +34,6 @@ from depthroute.files import new_folder, write_json
 MICROBATCH = {"tiny": (2, 256), "100m": (8, 2048), "124m": (8, 2048), "350m": (4, 1024), "1b": (2, 1024)}
 PRECISIONS = ("bf16", "autocast")
 
-
 Save = Callable[[list[dict[str, Any]]], None]
 
 

@@ -7,7 +7,7 @@ warp, a load that gives each lane 8 channels has the layout of an operand.
 import triton
 import triton.language as tl
 
-from depthroute.ops.kernels.rows import COMPILED
+from depthroute.ops.kernels.rows import as_loaded
 
 
 @triton.jit
@@ -54,37 +54,30 @@ def load_octets(pointers, offset, there, K: tl.constexpr, C: tl.constexpr, W: tl
 
 
 @triton.jit
-def dealt(x, dtype: tl.constexpr):
-    """Channels in the order of a product on tensor cores, so that a lane has neighbours of memory."""
-    if dtype == tl.float32:
-        return x
+def _regrouped(x, A: tl.constexpr, B: tl.constexpr):
+    """Channels, A groups of B pairs, as B groups of A pairs."""
     C: tl.constexpr = x.shape[0]
     R: tl.constexpr = x.shape[1]
     W: tl.constexpr = x.shape[2]
-    return tl.reshape(tl.trans(tl.reshape(x, (C, R, 4, W // 8, 2)), (0, 1, 3, 2, 4)), (C, R, W))
+    return tl.reshape(tl.trans(tl.reshape(x, (C, R, A, B, 2)), (0, 1, 3, 2, 4)), (C, R, W))
+
+
+@triton.jit
+def dealt(x, dtype: tl.constexpr):
+    """Channels in the order of a product on tensor cores, so that a lane has neighbours of memory."""
+    return x if dtype == tl.float32 else _regrouped(x, 4, x.shape[2] // 8)
 
 
 @triton.jit
 def gathered(x, dtype: tl.constexpr):
     """The order of memory again."""
-    if dtype == tl.float32:
-        return x
-    C: tl.constexpr = x.shape[0]
-    R: tl.constexpr = x.shape[1]
-    W: tl.constexpr = x.shape[2]
-    return tl.reshape(tl.trans(tl.reshape(x, (C, R, W // 8, 4, 2)), (0, 1, 3, 2, 4)), (C, R, W))
+    return x if dtype == tl.float32 else _regrouped(x, x.shape[2] // 8, 4)
 
 
 @triton.jit
 def arrived(rows):
-    """The same 16-bit values, here in the program: what is done with them is not moved up to their loads."""
-    out = ()  # type: tuple[tl.tensor, ...]
-    for part in tl.static_range(len(rows)):
-        x = rows[part]
-        if COMPILED and x.dtype.primitive_bitwidth == 16:
-            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-        out = out + (x,)  # noqa: RUF005
-    return out
+    """The same values, here in the program: what is done with them is not moved up to their loads."""
+    return as_loaded(rows, False)
 
 
 @triton.jit

@@ -42,16 +42,17 @@ def wide(x):
 
 
 @triton.jit
-def as_loaded(row):
+def as_loaded(row, PURE: tl.constexpr = True):
     """The same 16-bit values, as ones that the compiler knows nothing about.
 
-    It would keep what they were widened to at their first use: twice the registers.
+    It would keep what they were widened to at their first use: twice the registers. Not PURE: it also moves none of
+    what is done with them up to their loads.
     """
     out = ()  # type: tuple[tl.tensor, ...]
     for part in tl.static_range(len(row)):
         x = row[part]
         if COMPILED and x.dtype.primitive_bitwidth == 16:
-            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=PURE, pack=2)
         out = out + (x,)  # noqa: RUF005
     return out
 
