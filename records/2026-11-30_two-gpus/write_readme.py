@@ -1,4 +1,4 @@
-"""Make README.md of results.json, of what was measured before it and of 1b since: python write_readme.py"""
+"""Make README.md of results.json and of what was measured before it: python write_readme.py"""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 HERE = Path(__file__).parent
 PAIRS = {"350m": "DDP", "1b": "FSDP2"}
 BEFORE = (
-    HERE / "before/results.json",
+    HERE / "before/results-ece932e.json",
     HERE.parent / "2026-11-30_fsdp2-host/results-default.json",
-    HERE / "results.json",
+    HERE / "before/results-e7e1bc0.json",
+    HERE / "before/results-efa3a7c.json",
 )
 LEAST_DDP, POINTS, LEAST_8B = 0.90, 0.02, 0.95  # what was aimed at
 
@@ -27,7 +28,7 @@ parts for FSDP2. Made by
 
     PYTHONPATH=src python {command}
 
-in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.{newer}
+in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; then `write_readme.py`.
 
 ## One GPU and two, the same microbatch for each
 
@@ -35,9 +36,9 @@ in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; t
 | --- | --- | --- | --- | --- | --- | --- |
 {pairs}
 
-Speed is the median of {rounds} rounds. Scaling: speed of two by twice that of one, both from one process with the same
-graphs. The losses are of {losses} steps with the same global batch, where one GPU accumulates what two would have done;
-the largest difference is given.
+Speed is the median of {rounds} rounds of {steps} steps (8B: of one). Scaling: speed of two by twice that of one, both from
+one process with the same graphs. The losses are of {losses} steps with the same global batch, where one GPU accumulates
+what two would have done; the largest difference is given.
 
 ## Eight billion parameters in shards of two
 
@@ -52,14 +53,12 @@ the largest difference is given.
 ## 1b by FSDP2 at earlier commits
 
 {earlier}
+
+Between e7e1bc0 and efa3a7c clipping and AdamW came to work on the shards themselves and small layers to share an FSDP2
+unit; after it the reads came to take the host less. Until then a round had 2 steps, not {steps}, and begins with nothing
+handed out ahead, so its first step waits for the host: how much of the last difference that is was not measured.
+Traces of both ranks before and between: [both-ranks.log](both-ranks.log).
 """
-
-NEWER = """
-
-The parts of 1b are newer, of {commit}: run.py with `--only 1b-additive 1b-mhar` on another host. What they were beside
-the others stands below. All of them had rounds of 2 steps, which run.py has no longer: a round begins with nothing
-handed out ahead, so its first step waits for the host. Traces of both ranks: [both-ranks.log](both-ranks.log)."""
-
 
 def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
@@ -130,7 +129,7 @@ def conclusions(parts: dict[str, dict[str, Any]]) -> list[str]:
             f"8B in shards: with routing {ratio:.3f}x of the speed without it (aim {LEAST_8B}: "
             f"{reached(ratio >= LEAST_8B)}), {gib(routed['peak_memory'])} against {gib(plain['peak_memory'])}."
         )
-    return found + host_bound(parts) + unsteady(parts) + not_measured(parts)
+    return found + unsteady(parts) + not_measured(parts)
 
 
 def earlier() -> str:
@@ -149,20 +148,6 @@ def earlier() -> str:
             )
         )
     return "\n".join(lines)
-
-
-def host_bound(parts: dict[str, dict[str, Any]]) -> list[str]:
-    slow = []
-    for name, part in parts.items():
-        for which in ("one", "all"):
-            times = part.get(which, {})
-            if "host_s" in times and median(times["host_s"]) > 0.95 * median(times["step_s"]):
-                slow.append(f"{name} on {'one' if which == 'one' else 'all'}")
-    if not slow:
-        return []
-    return [
-        f"The host hands out a step hardly faster than the GPU does it, so it may be what limits: {', '.join(slow)}."
-    ]
 
 
 def unsteady(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -192,8 +177,7 @@ def not_measured(parts: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     found = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
-    newer = json.loads((HERE / "results-1b.json").read_text(encoding="utf-8"))
-    parts, environment = {**found["parts"], **newer["parts"]}, found["environment"]
+    parts, environment = found["parts"], found["environment"]
     compile_s = max(part.get("compile_s", 0.0) for part in parts.values())
     measured = [part["one"] for part in parts.values() if "one" in part]
     text = TEXT.format(
@@ -205,11 +189,11 @@ def main() -> None:
         command=" ".join([f"records/{HERE.name}/run.py", "OUT", *environment["command"][2:]]),
         seconds=found["seconds"],
         compile=compile_s,
-        newer=NEWER.format(commit=newer["environment"]["commit"][:7]),
         bus=median(part["bus_gb_per_s"] for part in parts.values() if part.get("bus_gb_per_s")),
         pairs="\n".join(pair(name, part) for name, part in parts.items() if not name.startswith("8b")),
         sharded="\n".join(shards(name, part) for name, part in parts.items() if name.startswith("8b")),
         rounds=len(measured[0]["step_s"]),
+        steps=parts["1b-mhar"]["steps"],
         losses=len(measured[0]["losses"]),
         conclusions="\n".join(f"- {line}" for line in conclusions(parts)),
         earlier=earlier(),

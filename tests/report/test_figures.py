@@ -257,3 +257,15 @@ def test_every_name_of_a_legend_is_inside_the_figure(count):
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     assert figure.legends[0].get_window_extent(canvas.get_renderer()).x1 <= figure.bbox.x1
+
+
+def test_axes_keep_their_height_below_a_long_legend():
+    def height(count):
+        figure, axes = drawing.wide("tokens", "loss")
+        for i in range(count):
+            axes.plot([0, 1], label=f"hyper_connections-{i}")
+        drawing.legend(figure, axes)
+        FigureCanvasAgg(figure).draw()
+        return axes.get_window_extent().height
+
+    assert height(12) > 0.95 * height(4)

@@ -28,6 +28,8 @@ WIDE = (4.8, 3.3)  # inches; 72 points, so 96 px on the page, each
 NARROW = (3.3, 3.35)
 LONGEST_NAME = 28
 LEGEND_SIZE = 9.0  # points
+LEGEND_LINE = 1.5 * LEGEND_SIZE  # points from one line of a legend to the next
+LEGEND_ROWS = 2  # as many lines of a legend find room in a figure as it is
 
 Arguments = ParamSpec("Arguments")
 Drawn = TypeVar("Drawn", Figure, Figure | None)
@@ -97,11 +99,16 @@ def wide(x: str, y: str, height: float = WIDE[1]) -> tuple[Figure, Axes]:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """A legend above the axes, where it can hide nothing, in as many columns as there is room for."""
+    """A legend above the axes, where it can hide nothing, in as many columns as there is room for.
+
+    The figure grows by what a long one takes, so that the axes keep their height.
+    """
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2 and len(axes.lines) < 2:
         return
     columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _legend_width(labels, n) < WIDE[0] * 72)
+    more = ceil(len(labels) / columns) - LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + max(0, more) * LEGEND_LINE / 72)
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=LEGEND_SIZE, handlelength=1.6)
 
 
