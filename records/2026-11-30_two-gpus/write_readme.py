@@ -36,9 +36,9 @@ in {seconds:.0f} s, of which the slowest part took {compile:.0f} s to compile; t
 | --- | --- | --- | --- | --- | --- | --- |
 {pairs}
 
-Speed is the median of {rounds} rounds of {steps} steps (8B: of one). Scaling: speed of two by twice that of one, both from
-one process with the same graphs. The losses are of {losses} steps with the same global batch, where one GPU accumulates
-what two would have done; the largest difference is given.
+Speed is the median of {rounds} rounds of {steps} steps (8B: of one). Scaling: speed of two by twice that of one, both
+from one process with the same graphs. The losses are of {losses} steps with the same global batch, where one GPU
+accumulates what two would have done; the largest difference is given.
 
 ## Eight billion parameters in shards of two
 
@@ -55,10 +55,12 @@ what two would have done; the largest difference is given.
 {earlier}
 
 Between e7e1bc0 and efa3a7c clipping and AdamW came to work on the shards themselves and small layers to share an FSDP2
-unit; after it the reads came to take the host less. Until then a round had 2 steps, not {steps}, and begins with nothing
-handed out ahead, so its first step waits for the host: how much of the last difference that is was not measured.
+unit; after it the reads came to take the host less. Until then a round had 2 steps, not {steps}. A round begins with
+nothing handed out ahead, so its first step waits for the host; how much of the last difference that is was not
+measured.
 Traces of both ranks before and between: [both-ranks.log](both-ranks.log).
 """
+
 
 def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
