@@ -35,9 +35,19 @@ def test_every_arm_runs_the_same_chain():
     def stacked(sources, site, heads):
         return chains.stacked_read(torch.stack(list(sources)), site.query, site.norm_weight, heads)
 
-    for run in (PLAIN, functools.partial(chains.with_reads, read=stacked)):
+    for run in (PLAIN, route._compiled(PLAIN), functools.partial(chains.with_reads, read=stacked)):
         for actual, wanted in zip(chain.double().step(run), expected, strict=True):
             torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_chain_is_one_graph_for_any_number_of_tokens():
+    torch._dynamo.reset()
+    run = route._compiled(PLAIN)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (5, 9):
+            chain = chains.make_chain(SMALL, torch.float64, "cpu", tokens=tokens)
+            for actual, wanted in zip(chain.step(run), chain.step(PLAIN), strict=True):
+                torch.testing.assert_close(actual, wanted)
 
 
 def test_rows_are_counted_by_hand_for_two_tiles():
@@ -64,7 +74,7 @@ def test_peers_are_named_together_and_run_last():
     [
         ("liger-kernel", "1b", "single-head, and the shape has H = 8"),
         ("liger-kernel", "1b-h1", "not installed: pip install liger-kernel"),
-        ("compiled", "8b-delta", "gated reads have the arms engine and reference"),
+        ("compiled", "8b-delta", "gated reads have the arms engine, engine-compiled, reference"),
         ("engine", "8b-delta", None),
         ("compiled", "1b", None),
     ],

@@ -16,7 +16,7 @@ from depthroute.ops import reference
 from depthroute.ops.two_phase.gated import GatedEngine
 from depthroute.ops.two_phase.plan import Plan
 
-ARMS = ("engine", "reference")
+ARMS = ("engine", "engine-compiled", "reference")
 
 
 @dataclass(frozen=True)

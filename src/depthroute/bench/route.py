@@ -1,8 +1,8 @@
 """All depth reads of one microbatch, forward and backward: correctness first, then time, bytes and memory.
 
-    python -m depthroute.bench.route --out DIR [--shapes 100m 350m 1b] [--arms engine read reference compiled]
+    python -m depthroute.bench.route --out DIR [--shapes 100m 350m 1b] [--arms engine engine-compiled read ...]
     python -m depthroute.bench.route --out DIR --shapes 100m-h1 350m-h1 1b-h1 --arms engine read peers
-    python -m depthroute.bench.route --out DIR --shapes 8b-delta --arms engine reference
+    python -m depthroute.bench.route --out DIR --shapes 8b-delta --arms engine engine-compiled reference
     python -m depthroute.bench.route --out DIR --sweep [--shapes 350m 1b]
 
 Times are of a CUDA graph's replay and of eager launches, the map between the sites subtracted from the former. No
@@ -34,7 +34,7 @@ from depthroute.errors import in_one_line
 from depthroute.files import new_folder
 from depthroute.ops.two_phase.plan import Plan
 
-ARMS = ("engine", "read", "reference", "compiled")
+ARMS = ("engine", "engine-compiled", "read", "reference", "compiled")
 CHECKED_TOKENS = 96
 ALLOWED = 1.5  # times the error of the reference in the same dtype
 PHASES = ("merge_forward", "merge_backward", "inter_forward", "inter_backward")
@@ -49,7 +49,7 @@ def workload(shape: Shape) -> ModuleType:
 def obstacle(arm: str, shape: Shape) -> str | None:
     """Why an arm is not asked to run a shape; None where it is."""
     if shape.block is not None and arm not in deltas.ARMS:
-        return f"not measured: gated reads have the arms {' and '.join(deltas.ARMS)}"
+        return f"not measured: gated reads have the arms {', '.join(deltas.ARMS)}"
     if arm in peers.PEERS and shape.heads != 1:
         return f"not measured: the peers are single-head, and the shape has H = {shape.heads}"
     return peers.missing(arm) if arm in peers.PEERS else None
@@ -59,6 +59,8 @@ def runner(arm: str, shape: Shape) -> Callable[[Any], Tensor]:
     """How an arm runs a chain of such a shape."""
     if arm == "engine":
         return workload(shape).with_engine
+    if arm == "engine-compiled":
+        return _compiled(workload(shape).with_engine)
     if arm == "reference":
         return workload(shape).with_reference
     if arm == "read":
@@ -70,6 +72,17 @@ def runner(arm: str, shape: Shape) -> Callable[[Any], Tensor]:
         chains.with_reads,
         read=lambda sources, site, heads: compiled(torch.stack(list(sources)), site.query, site.norm_weight, heads),
     )
+
+
+def _compiled(run: Callable[[Chain], Tensor]) -> Callable[[Chain], Tensor]:
+    """As a compiled model reads. One graph for any number of tokens, since the checks have fewer."""
+    compiled = torch.compile(run, fullgraph=True)
+
+    def marked(chain: Chain) -> Tensor:
+        torch._dynamo.maybe_mark_dynamic(chain.x, 0)
+        return compiled(chain)
+
+    return marked
 
 
 def check(shape: Shape, dtype: torch.dtype, run: Callable[[Any], Tensor], device: str = "cuda") -> dict[str, Any]:

@@ -25,6 +25,7 @@ from depthroute.report.style import INK, PALETTE
 
 NAMES = {
     "engine": "two phases",
+    "engine-compiled": "two phases, compiled",
     "read": "one kernel a read",
     "reference": "plain PyTorch",
     "compiled": "torch.compile",
