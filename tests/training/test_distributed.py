@@ -293,6 +293,15 @@ def test_training_by_fsdp2_is_that_of_one_process(finished, corpus, tmp_path):
         torch.testing.assert_close(value, right[name], rtol=0, atol=1e-5)
 
 
+def test_a_sharded_run_that_does_not_clip_logs_the_norm_all_the_same(corpus, tmp_path):
+    overrides = ("optimizer.max_grad_norm=0", "training.steps=4", "training.log_every=1")
+    train(small_recipe(corpus, *overrides), tmp_path / "one")
+    as_ranks(lambda _: train(small_recipe(corpus, *overrides, "training.sharding=full"), tmp_path / "two"))
+    one, two = ([norm for (norm,) in metrics(tmp_path / run, "train", "grad_norm")] for run in ("one", "two"))
+    assert len(one) == 4
+    assert two == pytest.approx(one, rel=1e-4)
+
+
 def test_the_recipe_says_what_travels_and_what_stays(corpus, tmp_path):
     asked = ("training.sharding=hybrid", "training.gather_precision=bf16", "training.reshard_after_forward=false")
 

@@ -117,6 +117,9 @@ def test_a_norm_of_whole_tensors_is_that_of_torch():
     torch.testing.assert_close(weights[0].grad, torch.full((3,), 0.5))
     assert clip_grad_norm_(weights, 5.0) == pytest.approx(1.0)
     torch.testing.assert_close(weights[1].grad, torch.full((2, 2), 0.25))
+    weights[0].grad = torch.tensor([torch.inf, 1.0, 1.0])
+    assert clip_grad_norm_(weights, torch.inf) == torch.inf
+    assert weights[0].grad.tolist() == [torch.inf, 1.0, 1.0]  # nothing is scaled where nothing is clipped
     assert clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0) == 0.0  # without any gradient
 
 

@@ -122,6 +122,11 @@ class RecipeTrainer(Trainer):
             return super()._clip_grad_norm(model)
         return clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
+        if grad_norm is None and self.is_fsdp_enabled:  # a run that does not clip: its norm is logged all the same
+            return clip_grad_norm_(model.parameters(), float("inf"))
+        return super()._get_grad_norm(model, grad_norm)
+
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         walked: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(walked)

@@ -142,7 +142,8 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tens
     """As the function of torch.nn.utils, on shards as they are; the norm is that of all gradients, on every rank.
 
     There DTensor is asked for each gradient, twice, which takes the host longer than the device. All ranks take part.
-    The sharded gradients have one mesh; those that are whole are the same on every rank.
+    The sharded gradients have one mesh; those that are whole are the same on every rank. A `max_norm` of infinity
+    leaves the gradients alone.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     sharded = [grad for grad in grads if isinstance(grad, DTensor)]
@@ -152,7 +153,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tens
         if placement.is_shard():
             dist.all_reduce(square, group=sharded[0].device_mesh.get_group(dim))
     norm = (square + torch.nn.utils.get_total_norm(rest).square()).sqrt() if rest else square.sqrt()
-    if grads:
+    if grads and max_norm < float("inf"):
         torch._foreach_mul_([*shards, *rest], (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
