@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import SimpleNamespace
 
@@ -72,8 +71,8 @@ def test_a_peer_runs_the_same_chain(name):
 
 
 @pytest.fixture
-def on_cpu(monkeypatch):
-    """The check without a GPU, and in this process, which alone has these operators."""
+def in_this_process(monkeypatch):
+    """In this process, which alone has these operators."""
 
     def run_here(seconds, call, *arguments):
         try:
@@ -81,15 +80,14 @@ def on_cpu(monkeypatch):
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    monkeypatch.setattr(route, "check", functools.partial(route.check, device="cpu"))
     monkeypatch.setattr(route, "run_apart", run_here)
 
 
 def row(name, limit=60.0):
-    return route.measure_peer("small", SMALL, torch.float32, name, 1.0, limit)
+    return route.measure_peer(route.Case("small", SMALL, torch.float32, name, "cpu"), 1.0, limit)
 
 
-@pytest.mark.usefixtures("installed", "on_cpu")
+@pytest.mark.usefixtures("installed", "in_this_process")
 def test_a_peer_with_errors_is_not_green(monkeypatch):
     module = SimpleNamespace(liger_attn_res=lambda *inputs: 1.001 * liger_attn_res(*inputs))
     monkeypatch.setitem(sys.modules, peers.PEERS["liger-kernel"].module, module)
@@ -100,7 +98,7 @@ def test_a_peer_with_errors_is_not_green(monkeypatch):
     assert "no numbers: errors too large; error/ref" in route.table([found])
 
 
-@pytest.mark.usefixtures("installed", "on_cpu")
+@pytest.mark.usefixtures("installed", "in_this_process")
 def test_a_peer_whose_two_runs_differ_is_not_green(monkeypatch):
     noise = iter(range(1000))
     module = SimpleNamespace(liger_attn_res=lambda *inputs: liger_attn_res(*inputs) + 1e-7 * next(noise))
@@ -108,7 +106,7 @@ def test_a_peer_whose_two_runs_differ_is_not_green(monkeypatch):
     assert route.reason(row("liger-kernel")) == "no numbers: two runs differ"
 
 
-@pytest.mark.usefixtures("installed", "on_cpu")
+@pytest.mark.usefixtures("installed", "in_this_process")
 def test_what_a_peer_raises_is_the_reason(monkeypatch):
     def fails(*inputs):
         raise ValueError("at most 16 sources")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 
 import pytest
 import torch
 
-from depthroute.bench import chains, peers, route
+from depthroute.bench import chains, peers, route, timing
 from depthroute.bench.chains import Shape
+from depthroute.bench.timing import Times
 from depthroute.ops.two_phase.plan import Plan
 
 SMALL = Shape(sites=7, tokens=5, width=24, heads=2)
@@ -95,3 +98,49 @@ def test_a_sweep_refuses_gated_reads(tmp_path, capsys):
 def test_without_a_gpu_it_says_so(tmp_path):
     with pytest.raises(RuntimeError, match="CUDA"):
         route.main(["--out", str(tmp_path)])
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Times and memory of a device that is not there, each time longer than the one before; every call is made."""
+    ticks = itertools.count(1)
+
+    def timed(call, *_):
+        call()
+        return Times(*[float(next(ticks))] * 3)
+
+    def memory(call):
+        call()
+        return 2**20
+
+    monkeypatch.setattr(timing, "require_cuda", lambda: None)
+    monkeypatch.setattr(timing, "environment", lambda: {"device": "none", "torch": "0"})
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
+    monkeypatch.setattr(timing, "peak_memory", memory)
+    monkeypatch.setattr(timing, "eager_times", timed)
+    monkeypatch.setattr(timing, "graph_times", timed)
+    monkeypatch.setitem(chains.SHAPES, "small", SMALL)
+
+
+@pytest.mark.usefixtures("clocks")
+def test_a_run_writes_a_row_for_every_case(tmp_path, capsys):
+    rows = route.run(tmp_path, ["small"], ["reference", "compiled", "liger-kernel"], "fp32", 90.0, 1.0, device="cpu")
+    assert [row["arm"] for row in rows] == ["reference", "compiled", "liger-kernel"]
+    assert rows[0]["graph_ms"] == {"median": 1.0, "least": 1.0, "most": 1.0}  # less the map, which is timed before
+    assert "skipped" in rows[2]
+    assert json.loads((tmp_path / "route.json").read_text())["rows"] == json.loads(json.dumps(rows))
+    assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("clocks")
+def test_after_the_budget_no_arm_is_begun(tmp_path):
+    rows = route.run(tmp_path, ["small"], ["reference"], "fp32", 0.0, 1.0, device="cpu")
+    assert rows[0]["skipped"] == "not measured: over 0 s"
+
+
+@pytest.mark.gpu
+def test_cases_in_processes_of_their_own_are_measured_in_turn(tmp_path):
+    route.main(["--out", str(tmp_path), "--shapes", "100m", "--arms", "engine", "engine-compiled", "--processes"])
+    rows = json.loads((tmp_path / "route.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["engine", "engine-compiled"]
+    assert all(row["graph_ms"]["median"] > 0 for row in rows)

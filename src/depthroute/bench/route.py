@@ -13,6 +13,7 @@ same dtype, or whose two runs differ in a bit. Peers, other packages' operators,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from depthroute.bench import chains, deltas, peers, timing
 from depthroute.bench.apart import run_apart
 from depthroute.bench.chains import Chain, Shape
 from depthroute.bench.options import positive
+from depthroute.bench.together import Together
 from depthroute.errors import in_one_line
 from depthroute.files import new_folder
 from depthroute.ops.two_phase.plan import Plan
@@ -136,41 +138,75 @@ def _error(actual: list[Tensor], exact: list[Tensor]) -> float:
     return (sum(squares) / len(squares)) ** 0.5
 
 
-def measure(name: str, shape: Shape, dtype: torch.dtype, arm: str, bandwidth: float) -> dict[str, Any]:
+class Case(NamedTuple):
+    """An arm at a shape."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    arm: str
+    device: str = "cuda"
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What a row begins with."""
+        return {"shape": self.name, "arm": self.arm, **vars(self.shape)}
+
+
+class Checked:
+    """A case whose arm is compiled and checked; `measure` gives its row of the table."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.run = case, runner(case.arm, case.shape)
+        self.row = {**case.head, "check": check(case.shape, case.dtype, self.run, case.device)}
+
+    def measure(self, bandwidth: float) -> dict[str, Any]:
+        if self.row["check"]["green"]:
+            self._add_times(bandwidth)
+            torch.cuda.empty_cache()
+        return self.row
+
+    def _add_times(self, bandwidth: float) -> None:
+        _, shape, dtype, arm, device = self.case
+        row, work = self.row, workload(shape)
+        chain: Chain = work.make_chain(shape, dtype, device)
+        call, alone = (lambda: chain.step(self.run)), (lambda: _map_step(chain, work.with_map_alone))
+        slow = arm in ("reference", "compiled")
+        row["peak_memory"] = timing.peak_memory(call)
+        row["eager_ms"] = timing.eager_times(call, 2 if slow else 7)._asdict()
+        map_ms = timing.graph_times(alone).median
+        graph = timing.graph_times(call, 2 if slow else 7, 1 if slow else 5)
+        row["map_ms"] = map_ms
+        row["graph_ms"] = {key: value - map_ms for key, value in graph._asdict().items()}
+        if arm == "engine" and shape.block is None:
+            rows = chains.engine_rows(Plan.full(shape.sites))
+            row["rows"], row["bytes"] = rows, rows * shape.tokens * shape.width * chain.x.element_size()
+            row["bandwidth_share"] = row["bytes"] / (row["graph_ms"]["median"] / 1e3) / bandwidth
+
+
+def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     """One row of the table, of an arm that can run the shape."""
-    run, work = runner(arm, shape), workload(shape)
-    row: dict[str, Any] = {"shape": name, "arm": arm, **vars(shape), "check": check(shape, dtype, run)}
-    if not row["check"]["green"]:
-        return row
-    chain: Chain = work.make_chain(shape, dtype, "cuda")
-    call, alone = (lambda: chain.step(run)), (lambda: _map_step(chain, work.with_map_alone))
-    slow = arm in ("reference", "compiled")
-    row["peak_memory"] = timing.peak_memory(call)
-    row["eager_ms"] = timing.eager_times(call, 2 if slow else 7)._asdict()
-    map_ms = timing.graph_times(alone).median
-    graph = timing.graph_times(call, 2 if slow else 7, 1 if slow else 5)
-    row["map_ms"] = map_ms
-    row["graph_ms"] = {key: value - map_ms for key, value in graph._asdict().items()}
-    if arm == "engine" and shape.block is None:
-        rows = chains.engine_rows(Plan.full(shape.sites))
-        row["rows"], row["bytes"] = rows, rows * shape.tokens * shape.width * chain.x.element_size()
-        row["bandwidth_share"] = row["bytes"] / (row["graph_ms"]["median"] / 1e3) / bandwidth
-    return row
+    return Checked(case).measure(bandwidth)
 
 
-def measure_peer(
-    name: str, shape: Shape, dtype: torch.dtype, arm: str, bandwidth: float, limit: float
-) -> dict[str, Any]:
+def ready(case: Case) -> tuple[Checked, None]:
+    """A case for a process of its own, which gives back what the check took of the device's memory."""
+    checked = Checked(case)
+    torch.cuda.empty_cache()
+    return checked, None
+
+
+def measure_peer(case: Case, bandwidth: float, limit: float) -> dict[str, Any]:
     """One row of the table, of another package's operator; the reason where it cannot run the shape in `limit` seconds.
 
     In a process of its own: a package may tune for an hour, or fault on the device.
     """
-    row = {"shape": name, "arm": arm, **vars(shape), "version": peers.version(arm)}
-    why = peers.obstacle(arm, shape, dtype)
+    row = {**case.head, "version": peers.version(case.arm)}
+    why = peers.obstacle(case.arm, case.shape, case.dtype)
     if why:
         return {**row, "cannot_run": why}
     try:
-        return {**row, **run_apart(limit, measure, name, shape, dtype, arm, bandwidth)}
+        return {**row, **run_apart(limit, measure, case, bandwidth)}
     except (RuntimeError, TimeoutError) as error:
         return {**row, "cannot_run": str(error)}
 
@@ -219,33 +255,45 @@ def _largest(errors: dict[str, dict[str, float]]) -> str:
 
 
 def run(
-    out: Path, shapes: list[str], arms: list[str], dtype: str, budget: float, peer_limit: float
+    out: Path,
+    shapes: list[str],
+    arms: list[str],
+    dtype: str,
+    budget: float,
+    peer_limit: float,
+    processes: bool = False,
+    device: str = "cuda",
 ) -> list[dict[str, Any]]:
     """Measure every arm on every shape, arm by arm; an arm past the budget is left out. Times in seconds.
 
+    processes: each in a process of its own, which compile at the same time; only one measures at a time.
     Writes route.json row by row, and the figure route.svg and route.png at the end.
     """
     timing.require_cuda()
     begun = time.perf_counter()
-    # An empty cache, so that the time to the first call is that of a fresh machine.
-    with tempfile.TemporaryDirectory() as cache:
-        _use_cache(cache)
+    cases = [Case(name, chains.SHAPES[name], DTYPES[dtype], arm, device) for arm in arms for name in shapes]
+    apart = [case for case in cases if processes and case.arm not in peers.PEERS and not obstacle(case.arm, case.shape)]
+    rows: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        # An empty cache, so that the time to the first call is that of a fresh machine.
+        _use_cache(stack.enter_context(tempfile.TemporaryDirectory()))
         bandwidth = timing.copy_bandwidth()
-        rows: list[dict[str, Any]] = []
-        for arm in arms:
-            for name in shapes:
-                shape = chains.SHAPES[name]
-                why = obstacle(arm, shape)
-                if why is None and time.perf_counter() - begun > budget:
-                    why = f"not measured: over {budget:.0f} s"
-                if why:
-                    rows.append({"shape": name, "arm": arm, **vars(shape), "skipped": why})
-                    continue
-                case = (name, shape, DTYPES[dtype], arm, bandwidth)
-                rows.append(measure_peer(*case, peer_limit) if arm in peers.PEERS else measure(*case))
-                torch.cuda.empty_cache()
-                _write(out, dtype, bandwidth, rows)
-        result = _write(out, dtype, bandwidth, rows)
+        torch.cuda.empty_cache()
+        together = stack.enter_context(Together(ready, apart))
+        for case in cases:
+            why = obstacle(case.arm, case.shape)
+            if why is None and time.perf_counter() - begun > budget:
+                why = f"not measured: over {budget:.0f} s"
+            if why:
+                rows.append({**case.head, "skipped": why})
+            elif case.arm in peers.PEERS:
+                rows.append(measure_peer(case, bandwidth, peer_limit))
+            elif case in apart:
+                rows.append(together.ask(apart.index(case), "measure", bandwidth))
+            else:
+                rows.append(measure(case, bandwidth))
+            _write(out, dtype, bandwidth, rows)
+    result = _write(out, dtype, bandwidth, rows)
     print(f"{timing.environment()['device']}, {dtype}, copy {bandwidth / 1e12:.2f} TB/s")
     print(table(rows))
     print(draw(result, out))
@@ -297,6 +345,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--peer-limit", type=positive, default=120.0, help="seconds for one peer at one shape, tuning too"
     )
+    parser.add_argument("--processes", action="store_true", help="each in a process of its own: they compile at once")
     parser.add_argument("--sweep", action="store_true", help="try settings of the kernels instead, and print the best")
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="what a sweep tries")
     options = parser.parse_args(arguments)
@@ -309,7 +358,8 @@ def main(arguments: list[str] | None = None) -> None:
         sweep(options.out, options.shapes, options.phases, DTYPES[options.dtype], options.budget)
     else:
         arms = named_arms(options.arms)
-        run(options.out, options.shapes, arms, options.dtype, options.budget, options.peer_limit)
+        limits = options.budget, options.peer_limit
+        run(options.out, options.shapes, arms, options.dtype, *limits, processes=options.processes)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,37 @@
-"""Arms of `bench train` in processes of their own, which compile at the same time and take turns on the device."""
+"""Arms of a benchmark in processes of their own, which compile at the same time and take turns on the device."""
 
 from __future__ import annotations
 
 import multiprocessing
 import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from depthroute.bench.arm import Job, warmed_up
+Make = Callable[[Any], tuple[Any, Any]]
 
 
 class Together:
-    """All arms, warmed up; `rows` has what `warmed_up` tells of each. RuntimeError with an arm's own error if it fails.
+    """All arms, ready; RuntimeError with an arm's own error if it fails.
 
     A context manager: at its end every process has ended.
+
+    Args:
+        make: of a job the arm, and what to tell of it, which `rows` has for each. Both are pickled.
+        jobs: one for each process.
     """
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, make: Make, jobs: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._processes, self._ends = [], []
         for job in jobs:
             ours, theirs = context.Pipe()
-            self._processes.append(context.Process(target=_serve, args=(theirs, job), daemon=True))
+            self._processes.append(context.Process(target=_serve, args=(theirs, make, job), daemon=True))
             self._processes[-1].start()
             theirs.close()  # so that its end is heard of here
             self._ends.append(ours)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Any] = []
 
     def __enter__(self) -> Together:
         try:
@@ -39,15 +44,8 @@ class Together:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()
 
-    def turn(self, i: int, steps: int) -> float:
-        """`Arm.turn` of arm i."""
-        return self._ask(i, "turn", steps)
-
-    def busy(self, i: int) -> float | None:
-        """`Arm.busy` of arm i."""
-        return self._ask(i, "busy")
-
-    def _ask(self, i: int, method: str, *arguments: Any) -> Any:
+    def ask(self, i: int, method: str, *arguments: Any) -> Any:
+        """What a method of arm i gives."""
         self._ends[i].send((method, arguments))
         return self._answer(i)
 
@@ -66,9 +64,9 @@ class Together:
             process.join()
 
 
-def _serve(end: Connection, job: Job) -> None:
+def _serve(end: Connection, make: Make, job: Any) -> None:
     try:
-        arm, row = warmed_up(job)
+        arm, row = make(job)
         end.send((True, row))
         while True:
             method, arguments = end.recv()

@@ -47,8 +47,8 @@ def measure(
     save: told the rows there are after every round.
     """
     if processes:
-        with Together(jobs) as together:
-            arms = [Turns(partial(together.turn, i), partial(together.busy, i)) for i in range(len(jobs))]
+        with Together(warmed_up, jobs) as together:
+            arms = [Turns(partial(together.ask, i, "turn"), partial(together.ask, i, "busy")) for i in range(len(jobs))]
             return _take_turns(jobs, together.rows, arms, rounds, steps, save)
     own, rows = zip(*map(warmed_up, jobs), strict=True)
     return _take_turns(jobs, list(rows), [Turns(arm.turn, arm.busy) for arm in own], rounds, steps, save)
