@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -141,8 +145,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
                 "fsdp2": (losses, fsdp.gradients),
                 "resumed": again.run(HALF),
             }
-        hybrid = Loop(sharded("mhar", "hybrid"), 2, rank)
-        found["hybrid"] = (hybrid.run(), hybrid.gradients)
         found["kept"] = {}
         for scheme in UNITS:
             loop = Loop(sharded(scheme, reshard=False), 2, rank)
@@ -152,9 +154,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
         torch.save(found, folder / f"{rank}.pt")
         dist.destroy_process_group()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_WORLD_SIZE", "1")
-        as_ranks(work)
+    as_ranks(work)
     both = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     assert [both[0][scheme]["resumed"] for scheme in SCHEMES] == [both[1][scheme]["resumed"] for scheme in SCHEMES]
     return both[0], folder
@@ -198,11 +198,22 @@ def test_a_checkpoint_of_two_goes_on_with_two_and_with_one(pair, alone, scheme):
     assert loop.run(HALF) == pytest.approx(expected, abs=1e-6, rel=0)
 
 
-def test_hybrid_shard_computes_what_one_process_does(pair, alone):
-    losses, gradients = pair[0]["hybrid"]
-    assert losses == pytest.approx(alone["mhar"][0], abs=1e-6, rel=0)
-    for name, gradient in alone["mhar"][1].items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7)
+def test_hybrid_shard_computes_what_one_process_does(alone, tmp_path):
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as on two hosts
+        loop = Loop(sharded("mhar", "hybrid"), 4, rank)
+        assert next(loop.model.parameters()).device_mesh.shape == (2, 2)
+        torch.save((loop.run(), loop.gradients), tmp_path / f"{rank}.pt")
+        dist.destroy_process_group()
+
+    as_ranks(work, ranks=4)
+    for rank in range(4):
+        losses, gradients = torch.load(tmp_path / f"{rank}.pt")
+        assert losses == pytest.approx(alone["mhar"][0], abs=1e-6, rel=0)
+        for name, gradient in alone["mhar"][1].items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("scheme", UNITS)
@@ -291,6 +302,44 @@ def test_training_by_fsdp2_is_that_of_one_process(finished, corpus, tmp_path):
     assert left.keys() == right.keys()
     for name, value in left.items():
         torch.testing.assert_close(value, right[name], rtol=0, atol=1e-5)
+    # A tied head is the embedding, and is in no file.
+    files = [load_file(out / "final" / "model.safetensors") for out in (tmp_path, finished)]
+    assert files[0].keys() == files[1].keys()
+    assert "lm_head.weight" not in files[0]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_sharded_run(finished, tmp_path):
+    """The command of docs/scale.md."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "depthroute.cli", "train", str(finished / "recipe.yaml"), "training.sharding=full"]
+    subprocess.run([*start, *command, "--out", str(tmp_path)], check=True, capture_output=True, timeout=300)
+    assert json.loads((tmp_path / "environment.json").read_text(encoding="utf-8"))["processes"] == 2
+    assert_close(tmp_path, finished, tolerance=2e-6)
+
+
+def test_what_a_sharded_run_leaves_is_mid_trained_in_shards_and_whole(corpus, tmp_path):
+    as_ranks(lambda _: train(small_recipe(corpus, "training.sharding=full", "training.steps=4"), tmp_path / "first"))
+    recipe = small_recipe(corpus, "training.sharding=full", checkpoint=tmp_path / "first" / "final")
+    for ranks in (1, 2):
+        as_ranks(lambda _, ranks=ranks: train(recipe, tmp_path / f"{ranks}"), ranks=ranks)
+    assert_close(tmp_path / "2", tmp_path / "1", tolerance=2e-6)
+
+
+def test_between_microbatches_gradients_are_shards_too(finished, corpus, tmp_path):
+    def work(_: int) -> None:
+        step = hf_trainer.RecipeTrainer.training_step
+
+        def looked_at(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = step(self, model, *args, **kwargs)
+            assert isinstance(self.model.get_input_embeddings().weight.grad, DTensor)  # not kept whole, for later
+            return loss
+
+        hf_trainer.RecipeTrainer.training_step = looked_at
+        train(small_recipe(corpus, "training.sharding=full", "training.micro_batch_size=1"), tmp_path)
+
+    as_ranks(work)
+    assert_close(tmp_path, finished, tolerance=2e-6)
 
 
 def test_a_sharded_run_that_does_not_clip_logs_the_norm_all_the_same(corpus, tmp_path):

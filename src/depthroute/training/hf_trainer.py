@@ -258,13 +258,16 @@ class RecipeTrainer(Trainer):
 
     def save_final(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Save model and tokenizer for transformers, as a whole or not at all. All ranks take part."""
+        model: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         # A compiled model puts its prefix into the names, and transformers would load none of the weights.
         state = {clean_name(name): value for name, value in self.accelerator.get_state_dict(self.model_wrapped).items()}
+        for name in model.all_tied_weights_keys:  # gathered from shards it is a tensor of its own, and in no file
+            state.pop(name, None)
         if self.args.should_save:
             draft = folder.with_name(f".{folder.name}.partial")
             for old in (draft, folder):
                 shutil.rmtree(old, ignore_errors=True)
-            self.accelerator.unwrap_model(self.model, keep_torch_compile=False).save_pretrained(draft, state_dict=state)
+            model.save_pretrained(draft, state_dict=state)
             tokenizer.save_pretrained(draft)
             draft.rename(folder)
 
@@ -290,6 +293,8 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         _CHECKPOINTING: training.gradient_checkpointing and not sharded,  # of shards: see RecipeTrainer
         f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
     }
+    if sharded:  # else the gradients would stay whole on every rank from one microbatch to the next
+        special["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if training.sharding != "none" and sharded:
         special["fsdp"] = True
         special["fsdp_config"] = {
