@@ -61,9 +61,9 @@ lines, evaluation and saving left out; one run trained on the card at a time, wh
 
 {readings}
 
-Each arm at its own median speed. A slower arm is read in the middle of its schedule, before its rate has come down,
-where the fastest arm has ended: the second column bounds what it loses, no more. It also mixes hosts (see the speeds
-by commit), and `additive` ran on faster ones.
+{seeds} Each arm at its own median speed. A slower arm is
+read in the middle of its schedule, before its rate has come down, where the fastest arm has ended: the second column
+bounds what it loses, no more. It also mixes hosts (see the speeds by commit), and `additive` ran on faster ones.
 
 ## Over the run
 
@@ -148,6 +148,7 @@ def main(place: Path) -> None:
         speeds=speeds_by_commit(group),
         pairs=markdown.pairs_table(group, PAIRS),
         readings=markdown.readings_table(readings, group.arms),
+        seeds=markdown.seeds_of(readings),
         curves=markdown.curve_table(group, shown(steps)),
         probes=markdown.probe_table([("", group)]),
         long=long_part(place / "results-long"),
@@ -215,7 +216,7 @@ def statement(group: Group, comparison: Comparison, readings: Sequence[Mapping[s
     if seconds:
         ranked = sorted(seconds["losses"], key=lambda arm: seconds["losses"][arm])
         yield (
-            f"At equal training time ({seconds['at']:,.0f} s) the order is: "
+            f"At equal training time ({seconds['at']:,.0f} s) the order is, over the seeds that all arms have: "
             + ", ".join(f"{arm} {seconds['losses'][arm]:.4f}" for arm in ranked)
             + "."
         )

@@ -19,7 +19,7 @@ from depthroute.files import write_text
 from depthroute.report import markdown
 from depthroute.report.comparison import compare
 from depthroute.report.drawing import legend, styled, to_svg, wide
-from depthroute.report.folders import Folder, Group
+from depthroute.report.folders import Folder, Group, read_folder
 from depthroute.report.formats import ABSENT, count, decimals, loss
 from depthroute.report.record import draw, environments, read_study, settled
 from depthroute.report.style import strokes
@@ -151,8 +151,8 @@ def readings_part(folder: Folder, readings: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for group in folder.groups:
         mine = [one for one in readings if one["point"].get("width") == group.point.partition("=")[2]]
-        parts.append(f"Width {width(group)}\n\n{markdown.readings_table(mine, group.arms)}")
-    return "\n\n".join(parts)
+        parts += [f"Width {width(group)}", markdown.readings_table(mine, group.arms), markdown.seeds_of(mine)]
+    return "\n\n".join(filter(None, parts))
 
 
 @styled
@@ -174,6 +174,17 @@ def against_width(folder: Folder) -> Figure | None:
     return figure
 
 
+def third_seed() -> Iterator[str]:
+    """What study A says at width 512, where it has a seed more."""
+    group = read_folder(STUDY_A / "results").groups[0]
+    found = markdown.paired(group, KV, ONE)
+    if found is not None and found.n > 2:
+        yield (
+            f"Two seeds say little: with the third one of [study A](../{STUDY_A.name}) H = 4 minus H = 1 is "
+            f"{markdown.with_error(found, signed=True)} at width 512."
+        )
+
+
 def statement(folder: Folder) -> Iterator[str]:
     means = {}
     for group in folder.groups:
@@ -183,6 +194,7 @@ def statement(folder: Folder) -> Iterator[str]:
             continue
         means[width(group)] = found.mean
         yield f"Width {width(group)}: H = 4 minus H = 1 is {markdown.with_error(found, signed=True)}. {settled(found)}"
+    yield from third_seed()
     if len(means) > 1:
         falls = all(a > b for a, b in zip(list(means.values()), list(means.values())[1:], strict=False))
         yield (

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from depthroute.data import load_tokenizer
+from depthroute.models import DepthRoutedForCausalLM
 from depthroute.models.saved import load_saved
 from depthroute.models.text import generate_text
 from support.models import routed
@@ -40,6 +41,18 @@ def test_the_first_new_word_keeps_its_space(tmp_path):
     found = generate_text(tmp_path, "the sea", max_new_tokens=2, temperature=0)
     assert found.startswith(" ")
     assert len(found.split()) == 2
+
+
+def test_nothing_is_cut_that_was_not_asked_for(folder, monkeypatch):
+    given = {}
+
+    def generate(self, ids, **options):
+        given.update(self.generation_config.to_diff_dict(), **options)
+        return ids
+
+    monkeypatch.setattr(DepthRoutedForCausalLM, "generate", generate)
+    generate_text(folder, "The sea", temperature=1, top_p=1)
+    assert (given["top_k"], given["top_p"], given["temperature"]) == (0, 1, 1)  # transformers' own top_k is 50
 
 
 def test_no_text_goes_beyond_the_positions_of_the_model(folder):

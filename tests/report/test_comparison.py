@@ -140,6 +140,27 @@ def test_an_arm_that_diverged_is_named_and_not_ranked():
     assert "mhar diverged in at least one seed and cannot be ranked." in said(found)
 
 
+def test_arms_of_other_seeds_stand_where_their_pairs_put_them():
+    losses = {"additive": {0: 4.2, 1: 4.0, 2: 3.9}, "one": {0: 4.1}, "three": {0: 4.15, 1: 3.95, 2: 3.85}}
+    found = compare(group(losses))
+    assert found.best == "one"  # its own loss is higher than the others' means
+    text = said(found)
+    assert text.startswith("one has the lowest held-out loss, seed by seed: 4.1000 nats per token (one seed), a paired")
+    assert f"To the next arm, three, it differs by {MINUS}0.0500 (n = 1)." in text
+    assert "the worst by 2.4000" in text
+
+
+def test_a_baseline_that_diverged_is_no_baseline():
+    found = compare(group({"additive": {0: 3.0, 1: math.nan}, "mhar": {0: 2.0, 1: 2.1}}))
+    text = said(found)
+    assert (
+        "mhar has the lowest held-out loss: 2.0500 ± 0.0707 nats per token (mean ± standard deviation of 2 seeds); the "
+        "baseline diverged, so there is no paired difference." in text
+    )
+    assert "additive diverged in at least one seed and cannot be ranked." in text
+    assert "nan" not in text
+
+
 def test_nothing_finished_is_said_plainly():
     found = compare(group({}, unfinished=[("additive", 0), ("mhar", 0)]))
     assert found.statement == ("No run is finished yet, so there is nothing to compare.",)

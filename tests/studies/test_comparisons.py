@@ -1,5 +1,6 @@
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -92,6 +93,20 @@ def test_readings_at_equal_steps_tokens_and_seconds(fake, tmp_path):
     assert seconds["losses"] == {"additive": 5.0, "mhar-h1": 4.5}
 
 
+def test_readings_are_of_the_seeds_that_all_arms_have(fake, tmp_path):
+    _losses(fake, {"additive": {0: 5.0, 1: 7.0}, "mhar-h1": {0: 4.0, 1: 6.0}, "mhar-h2": {0: 4.5, 1: 0.0}})
+    fake.fails = {"mhar-h2/seed-1": (1, "Error: x")}
+    steps = fake.study(tmp_path).comparisons["readings"][0]
+    assert (steps["seeds"], steps["losses"]) == ([0], {"additive": 5.0, "mhar-h1": 4.0, "mhar-h2": 4.5})
+
+
+def test_readings_of_arms_without_a_common_seed_are_of_their_own(fake, tmp_path):
+    _losses(fake, {"additive": {0: 5.0, 1: 7.0}, "mhar-h1": {0: 4.0, 1: 6.0}, "mhar-h2": {0: 4.5, 1: 0.0}})
+    fake.fails = {"mhar-h1/seed-0": (1, "Error: x"), "mhar-h2/seed-1": (1, "Error: x")}
+    steps = fake.study(tmp_path).comparisons["readings"][0]
+    assert (steps["seeds"], steps["losses"]) == (None, {"additive": 6.0, "mhar-h1": 6.0, "mhar-h2": 4.5})
+
+
 def test_a_study_without_a_finished_run_compares_nothing(fake, tmp_path):
     fake.fails = {
         f"additive,learning_rate={rate}/seed-{s}": (1, "Error: x") for rate in ("0.001", "0.003") for s in (0, 1)
@@ -144,6 +159,18 @@ def test_an_arm_that_is_not_counted_keeps_the_gains_of_the_others(fake, tmp_path
     assert found["warning"] == (
         "hyper has no gain: the FLOPs of the scheme 'hyper_connections' are not counted in studies/flops.py"
     )
+
+
+def test_an_arm_that_diverged_keeps_the_gains_of_the_others(fake, tmp_path):
+    lengths = {"length": {"short": {}, "middle": {"training.steps": 40}, "long": {"training.steps": 160}}}
+    for name, loss in {"short": 4.0, "middle": 2.0, "long": 1.0}.items():
+        _losses(fake, {f"{arm},length={name}": {0: loss} for arm in ("additive", "mhar-h1", "mhar-h2")})
+    fake.losses["mhar-h1,length=long/seed-0"] = math.nan
+    study = {**STUDY, "grid": lengths, "compute_gain": True, "seeds": [0]}
+    found = fake.study(tmp_path, study).comparisons["compute_gain"]
+    assert [row["label"] for row in found["gains"]].count("mhar-h1,length=long") == 0
+    assert len(found["gains"]) == 5
+    assert found["warning"].startswith("mhar-h1,length=long has no gain: loss: got nan")
 
 
 def test_gains_in_compute_say_why_there_are_none(fake, tmp_path):

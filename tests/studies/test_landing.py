@@ -117,6 +117,16 @@ def test_a_run_that_was_cut_while_it_was_probed_is_probed_and_lands_the_next_tim
     assert f"runs/{name}/probe.json" in contents(tmp_path, run)
 
 
+@pytest.mark.slow
+def test_a_run_whose_probe_failed_has_not_landed(study, tmp_path):
+    name = "mhar-h1/seed-1"
+    (run,) = (run for run in runs(load_study(study)) if run.name == name)
+    assert land_study(study, tmp_path, [name], probe=["no-such-text.txt"], workers=1) == [name]
+    assert f"runs/{name}/summary.json" in contents(tmp_path, run)  # what there is has come home
+    assert land_study(study, tmp_path, [name], probe=["embedded"], workers=1) == []
+    assert f"runs/{name}/probe.json" in contents(tmp_path, run)
+
+
 def test_without_time_nothing_is_started(study, tmp_path):
     names = ["additive/seed-1", "mhar-h1/seed-1"]
     assert land_study(study, tmp_path, names, workers=1, minutes=5, least_minutes=6) == names

@@ -154,6 +154,7 @@ ADDITIVE = {"residual": {"scheme": "additive"}}
             "arms.b: sets 'optimizer.beta1', which is an axis of the grid",
         ),
         ({"arms": {"additive": {}, "b": {}}}, "additive/seed-0 and b/seed-0 are the same run"),
+        ({"grid": {"data.train": ["data/a", "data_a"]}}, "two points have runs/additive,train=data_a/seed-0 for their"),
         ({"grid": {"optimiser.beta1": [0.9]}}, "additive,beta1=0.9: unknown key 'optimiser'"),
         (
             {"arms": {"additive": {}, "b": {"residual": {"scheme": "mhat"}}}},

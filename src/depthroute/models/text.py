@@ -59,9 +59,9 @@ def generate_text(
     ids = ids.to(device=device, dtype=torch.long)
     _check_length(model, ids.shape[1], max_new_tokens)
     set_seed(seed)
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
-    )
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:  # transformers would sample from the 50 most likely tokens, if not told otherwise
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **sampling)
     return _new_text(tokenizer, out[0], ids.shape[1])
 

@@ -51,7 +51,7 @@ class Comparison:
 def compare(group: Group) -> Comparison:
     """Every number of the comparison table, the sentences that state it, and what limits it."""
     arms = tuple(_arm(group, name) for name in group.arms)
-    ranked = sorted((arm for arm in arms if _has_loss(arm)), key=_mean)
+    ranked = _ranked(arms)
     best = ranked[0].name if ranked else None
     finished = [run for run in group.runs if run.finished]
     entropy = _common([run.number("unigram_entropy") for run in finished])
@@ -68,6 +68,17 @@ def compare(group: Group) -> Comparison:
     )
 
 
+def _ranked(arms: Sequence[Arm]) -> list[Arm]:
+    """Arms with a loss, the best first. Seeds differ by more than arms do, so an arm that lacks some of the baseline's
+    stands where its paired difference puts it, and not where the mean over its own seeds does."""
+    baseline = next((arm for arm in arms if arm.is_baseline and _has_loss(arm)), None)
+
+    def standing(arm: Arm) -> float:
+        return _mean(arm) if baseline is None or arm.difference is None else _mean(baseline) + arm.difference.mean
+
+    return sorted((arm for arm in arms if _has_loss(arm)), key=standing)
+
+
 def tail_losses(group: Group, arm: str) -> dict[int, float]:
     """Seed -> tail loss of the finished runs of one arm."""
     return {run.seed: run.number("tail_loss") for run in group.of(arm) if run.finished}  # type: ignore[misc]
@@ -80,7 +91,8 @@ def _arm(group: Group, name: str) -> Arm:
     difference, lower_in = None, 0
     if group.baseline not in (None, name):
         reference = tail_losses(group, str(group.baseline))
-        if losses.keys() & reference.keys():
+        shared = losses.keys() & reference.keys()
+        if shared and all(isfinite(losses[seed]) and isfinite(reference[seed]) for seed in shared):
             difference = paired_difference(losses, reference)
             lower_in = sum(losses[seed] < reference[seed] for seed in difference.seeds)
     return Arm(
@@ -136,7 +148,7 @@ def _statement(group: Group, arms: Sequence[Arm], ranked: Sequence[Arm], entropy
         else:
             sentences.append(
                 f"Every finished arm is below the unigram entropy of the held-out text ({loss(entropy)}), "
-                f"the worst by {loss(entropy - _mean(ranked[-1]))}."
+                f"the worst by {loss(entropy - max(map(_mean, ranked)))}."
             )
     if diverged := [arm.name for arm in arms if arm.loss is not None and not isfinite(arm.loss.mean)]:
         sentences.append(f"{_join(diverged)} diverged in at least one seed and cannot be ranked.")
@@ -164,18 +176,23 @@ def _state_best(group: Group, ranked: Sequence[Arm]) -> list[str]:
     assert summary is not None
     spread = f" ± {loss(summary.standard_deviation)}" if summary.standard_deviation is not None else ""
     of = f"mean ± standard deviation of {summary.n} seeds" if summary.n > 1 else "one seed"
-    text = f"{best.name} has the lowest held-out loss: {loss(summary.mean)}{spread} nats per token ({of})"
+    reached = f"{loss(summary.mean)}{spread} nats per token ({of})"
+    alike = len({frozenset(arm.seeds) for arm in ranked}) == 1
+    lowest = f"{best.name} has the lowest held-out loss" + ("" if alike else ", seed by seed")
     if best.is_baseline:
         others = "; no other arm is below this baseline" if len(ranked) > 1 else ""
-        return [f"{text}{others}."]
+        return [f"{lowest}: {reached}{others}."]
     if best.difference is None:
-        reason = "it shares no finished seed with the baseline" if group.baseline else "the study names no baseline"
-        return [f"{text}; {reason}, so there is no paired difference."]
+        reason = "the study names no baseline"
+        if group.baseline is not None:
+            diverged = not all(map(isfinite, tail_losses(group, group.baseline).values()))
+            reason = "the baseline diverged" if diverged else "it shares no finished seed with the baseline"
+        return [f"{best.name} has the lowest held-out loss: {reached}; {reason}, so there is no paired difference."]
     difference = best.difference
     error = f" ± {loss(difference.standard_error)}" if difference.standard_error is not None else ""
     return [
-        f"{text}, a paired difference of {signed(difference.mean)}{error} to the baseline {group.baseline}, "
-        f"lower in {best.lower_in} of {difference.n} {'pairs' if difference.n > 1 else 'pair'}.",
+        f"{lowest}: {reached}, a paired difference of {signed(difference.mean)}{error} to the baseline "
+        f"{group.baseline}, lower in {best.lower_in} of {difference.n} {'pairs' if difference.n > 1 else 'pair'}.",
         _certainty(difference),
     ]
 

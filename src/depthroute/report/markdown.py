@@ -138,6 +138,16 @@ def readings_table(readings: Sequence[Mapping[str, Any]], arms: Sequence[str]) -
     return table(["arm", f"at step {steps['at']:,.0f}", f"after {seconds['at']:,.0f} s of training"], rows)
 
 
+def seeds_of(readings: Sequence[Mapping[str, Any]]) -> str:
+    """Whose losses `readings_table` shows."""
+    if not readings:
+        return ""
+    seeds = readings[0]["seeds"]
+    if seeds is None:
+        return "Means over each arm's own seeds: none is common to all."
+    return f"Means over the seeds that all arms have: {', '.join(map(str, seeds))}."
+
+
 def _reading(reading: Mapping[str, Any], arm: str) -> str:
     return "not evaluated yet" if arm in reading["late"] else formats.loss(reading["losses"].get(arm))
 

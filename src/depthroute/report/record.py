@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from depthroute.files import write_text
+from depthroute.report import formats
 from depthroute.report.comparison import compare
 from depthroute.report.drawing import to_svg
 from depthroute.report.figures import loss_curves, paired_differences
@@ -47,12 +48,18 @@ def draw(group: Group, figures: Path, suffix: str = "") -> None:
 
 
 def settled(difference: PairedDifference) -> str:
-    """Whether a difference is more than two standard errors from zero."""
+    """Whether a difference is more than two standard errors from zero, and what few pairs make of that."""
     if difference.standard_error is None:
         return "One pair of runs does not settle it."
     if abs(difference.mean) <= 2 * difference.standard_error:
         return "That is within two standard errors: not settled."
-    return f"That is more than two standard errors {'below' if difference.mean < 0 else 'above'} zero."
+    text = f"That is more than two standard errors {'below' if difference.mean < 0 else 'above'} zero"
+    # Two or three pairs are often that far by chance: a t-test knows.
+    if difference.n == 2:
+        return f"{text}, but of two pairs: not settled."
+    chance = formats.p_value(difference.p) if difference.p is not None else "no test applies"
+    significant = difference.p is not None and difference.p < 0.05
+    return f"{text} ({chance}){'.' if significant else ': not settled at the 5 % level.'}"
 
 
 def environments(folder: Folder) -> str:

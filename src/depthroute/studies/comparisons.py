@@ -26,8 +26,9 @@ def compare(
     `table`: the rows of the runs; `evaluations`: run name ("mhar/seed-0") -> its evaluation records.
     "arms": for each arm and point the loss (tail mean) over seeds and the paired difference to the baseline there.
     "best_learning_rates": where the learning rate is an axis, each arm at its best one, and its difference to the
-    baseline at the baseline's own best one. "readings": losses at equal steps, tokens and seconds for each point, the
-    speeds those that the runs logged: an arm's own only where it had its device to itself.
+    baseline at the baseline's own best one. "readings": losses at equal steps, tokens and seconds for each point, means
+    over `seeds`, those that all arms there have (None where there are none: over each arm's own); the speeds are those
+    that the runs logged: an arm's own only where it had its device to itself.
     """
     finished = [row for row in table if row["status"] == "finished"]
     return {
@@ -97,23 +98,26 @@ def _readings(
 ) -> list[dict[str, Any]]:
     found = []
     for point in points(study):
-        curves: dict[str, statistics.Curve] = {}
+        by_seed: dict[str, dict[int, statistics.Curve]] = {}
         unfused: list[str] = []
         speeds: dict[str, float] = {}
         for arm in study.arms:
             mine = _at(finished, arm, point)
-            of_seeds = [evaluations[f"{row['label']}/seed-{row['seed']}"] for row in mine]
-            if mine and all(of_seeds):
-                curves[arm] = statistics.mean_curve([statistics.curve(records) for records in of_seeds])
+            of_seeds = {row["seed"]: evaluations[f"{row['label']}/seed-{row['seed']}"] for row in mine}
+            if mine and all(of_seeds.values()):
+                by_seed[arm] = {seed: statistics.curve(records) for seed, records in of_seeds.items()}
                 speeds[arm] = _median(mine, "tokens_per_second") or 0.0
                 if mine[0]["scheme"] in UNFUSED:
                     unfused.append(arm)
-        if len(curves) < 2:
+        if len(by_seed) < 2:
             continue
+        # Seeds differ by more than arms do.
+        shared = sorted(set.intersection(*(set(found) for found in by_seed.values()))) or None
+        curves = {arm: statistics.mean_curve([own[seed] for seed in shared or own]) for arm, own in by_seed.items()}
         readings = [statistics.equal_steps(curves), statistics.equal_tokens(curves)]
         if all(speeds.values()):
             readings.append(statistics.equal_wall_clock(curves, speeds, unfused=unfused))
-        found += [{"point": dict(point), **asdict(reading)} for reading in readings]
+        found += [{"point": dict(point), "seeds": shared, **asdict(reading)} for reading in readings]
     return found
 
 

@@ -17,8 +17,8 @@ def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str
     """The fit through the baseline's points of the grid, and the gain of every other arm at every point.
 
     "fit": the fit in words, None where there is none; "warning": what is weak about it, or why there is none, and which
-    arms have no gain because their FLOPs are not counted; "gains": label, routing share and gain. A loss is the mean
-    over the seeds that an arm and the baseline share.
+    arms have no gain because their FLOPs are not counted or the fit never reaches their loss; "gains": label, routing
+    share and gain. A loss is the mean over the seeds that an arm and the baseline share.
     """
     finished = [row for row in table if row["status"] == "finished"]
     by_label = {run.label: run for run in runs}
@@ -32,8 +32,8 @@ def compute_gains(study: Study, runs: Sequence[Run], table: Sequence[Mapping[str
         if found := losses(finished, study.baseline, point):
             scales.append((counted[name].baseline * by_label[name].tokens, fmean(found.values())))
     fit, warning = _fit(scales)
-    gains = _gains(study, finished, counted, fit) if fit else []
-    warning = "; ".join(filter(None, (warning, left_out))) or None
+    gains, without = _gains(study, finished, counted, fit) if fit else ([], [])
+    warning = "; ".join(filter(None, (warning, left_out, *without))) or None
     return {"fit": str(fit) if fit else None, "warning": warning, "gains": gains}
 
 
@@ -55,8 +55,9 @@ def _fit(scales: Sequence[tuple[float, float]]) -> tuple[PowerLaw | None, str | 
 
 def _gains(
     study: Study, finished: Sequence[Mapping[str, Any]], counted: Mapping[str, TokenFlops], fit: PowerLaw
-) -> list[dict[str, Any]]:
-    found = []
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The gains, and for each label without one the reason."""
+    found, without = [], []
     for point in points(study):
         baseline = losses(finished, study.baseline, point)
         for arm in study.arms:
@@ -65,11 +66,15 @@ def _gains(
             if arm == study.baseline or not shared or label(arm, point) not in counted:
                 continue
             share = counted[label(arm, point)].routing_share
-            gain = compute_gain(
-                fit,
-                baseline_loss=fmean(baseline[seed] for seed in shared),
-                method_loss=fmean(own[seed] for seed in shared),
-                routing_share=share,
-            )
+            try:
+                gain = compute_gain(
+                    fit,
+                    baseline_loss=fmean(baseline[seed] for seed in shared),
+                    method_loss=fmean(own[seed] for seed in shared),
+                    routing_share=share,
+                )
+            except ValueError as error:  # a loss that is not finite, or below all that the fit reaches
+                without.append(f"{label(arm, point)} has no gain: {error}")
+                continue
             found.append({"label": label(arm, point), "routing_share": share, "gain": gain})
-    return found
+    return found, without

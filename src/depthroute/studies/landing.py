@@ -48,9 +48,9 @@ def land_study(
     """Run some runs of a study (such as "mhar/seed-0") in turns, in this order; returns those that are not there yet.
 
     Each is probed on the texts `probe` where its scheme reads over depth, and its small files and its log become
-    `out`/archives/<label>_seed-<s>.tar.xz, also where it has failed. A run that was cut or has failed goes on from its
-    last checkpoint the next time. `ahead`: how many compile while one trains, on each
-    of the `workers` devices. `minutes`, `least_minutes`: as `seconds` and `least` of `run_in_turns`.
+    `out`/archives/<label>_seed-<s>.tar.xz, also where it has failed. A run that was cut or has failed, or whose probe
+    has, goes on from where it was the next time. `ahead`: how many compile while one trains, on each of the `workers`
+    devices. `minutes`, `least_minutes`: as `seconds` and `least` of `run_in_turns`.
     Raises ValueError for a name that the study does not have, for numbers out of range, and what `load_study` raises.
     """
     began, out = time.monotonic(), Path(out)
@@ -82,7 +82,8 @@ def land_study(
     def ended(run: Run, status: int) -> None:
         record_end(out, run, status)
         if status == 0:
-            _leave_models(results.run_folder(out, run))
+            for model in _models(results.run_folder(out, run)):
+                shutil.rmtree(model)
         _pack(out, run)
         say(_outcome(out, run, status))
 
@@ -117,8 +118,10 @@ def in_order(source: str | Path, first: Sequence[str], landed: Path | None = Non
 
 
 def _landed(out: Path, run: Run) -> bool:
-    """Whether a run has come to its end: one that was cut while it was probed is finished, and has no archive."""
-    return results.state(out, run)[0] == results.FINISHED and archive_file(out, run).is_file()
+    """Whether a run has come to its end: one that was cut while it was probed is finished, and has no archive; where
+    the probe failed it still has its model."""
+    finished = results.state(out, run)[0] == results.FINISHED
+    return finished and archive_file(out, run).is_file() and not _models(results.run_folder(out, run))
 
 
 def _tokenise(wanted: Iterable[Run], say: Any) -> None:
@@ -130,10 +133,8 @@ def _tokenise(wanted: Iterable[Run], say: Any) -> None:
         say(f"{tokens}, {splits.dropped_documents} documents dropped")
 
 
-def _leave_models(folder: Path) -> None:
-    for pattern in _MODELS:
-        for path in folder.glob(pattern):
-            shutil.rmtree(path)
+def _models(folder: Path) -> list[Path]:
+    return [path for pattern in _MODELS for path in folder.glob(pattern)]
 
 
 def _pack(out: Path, run: Run) -> None:

@@ -109,7 +109,8 @@ def load_study(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 def runs(study: Study) -> list[Run]:
     """Every run of a study with its checked recipe: seed by seed, so that whole comparisons are there early.
 
-    Raises ValueError that names the arm whose recipe is wrong, and where two arms describe the same run.
+    Raises ValueError that names the arm whose recipe is wrong, and where two arms describe the same run or two runs
+    would share a folder.
     """
     found = [
         Run(arm, dict(point), seed, _recipe(study, arm, point, seed))
@@ -265,7 +266,11 @@ def _check_change(study: Study, where: str, change: Overrides) -> None:
 
 def _check_all_differ(found: list[Run]) -> None:
     seen: dict[str, Run] = {}
+    names = set()
     for run in found:
+        if run.name in names:
+            raise ValueError(f"grid: two points have runs/{run.name} for their folder; name the values (a mapping)")
+        names.add(run.name)
         key = same_run(run.recipe)
         if key in seen:
             raise ValueError(f"{seen[key].name} and {run.name} are the same run; a comparison of them says nothing")
