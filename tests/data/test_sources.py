@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from depthroute.data import documents
+from depthroute.data.sources import HubDataset
 
 TEXTS = ["One.\n\nTwo.", "A second document, with an é.", "The third."]
 
@@ -235,3 +236,13 @@ def test_a_source_of_another_type_is_refused() -> None:
 def test_an_unknown_split_of_the_embedded_corpus_is_refused() -> None:
     with pytest.raises(ValueError, match="split 'test' of the embedded corpus: wanted one of train, validation"):
         documents("embedded", split="test")
+
+
+def test_a_folder_is_another_one_where_its_files_lie_in_other_folders(tmp_path: Path) -> None:
+    for split, text in (("train", "a"), ("test", "b")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "part.jsonl").write_bytes(jsonl([text]))
+    before = HubDataset(str(tmp_path), None, "train").fingerprint()
+    (tmp_path / "train").rename(tmp_path / "validation")
+    (tmp_path / "test").rename(tmp_path / "train")
+    assert HubDataset(str(tmp_path), None, "train").fingerprint() != before

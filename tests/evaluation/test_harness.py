@@ -12,6 +12,7 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from depthroute.evaluation import evaluate_folders, harness, local_tasks, readers
@@ -167,6 +168,80 @@ def test_other_settings_are_not_mixed(evaluate, save):
     evaluate(model, limit=1)
     with pytest.raises(ValueError, match="holds results for limit 1, this is 2"):
         evaluate(model, limit=2)
+
+
+def test_results_are_those_of_one_configuration(evaluate, save, monkeypatch):
+    """The heads of a route are in config.json alone: no weight has another shape with another number of them."""
+    model = save("model", MHAR)
+    first = (evaluate(model, tasks=["wikitext"]) / TABLE).read_text()
+    file = model / "config.json"
+    text = file.read_text()
+    config = json.loads(text)
+    config["residual"]["num_heads"] = 1
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="holds results for config"):
+        evaluate(model, tasks=["wikitext"])
+    assert (evaluate(model, tasks=["wikitext"], out="other") / TABLE).read_text() != first
+    file.write_text(text)
+    monkeypatch.setattr(harness, "load_model", lambda *_: pytest.fail("what is finished is not run again"))
+    assert (evaluate(model, tasks=["wikitext"]) / TABLE).read_text() == first
+
+
+def test_scores_that_are_not_finite_are_shown_and_not_compared(evaluate, save):
+    good, bad = save("good", MHAR), save("bad", MHAR, 1)
+    weights = load_file(bad / "model.safetensors")
+    broken = {name: torch.full_like(weight, float("nan")) for name, weight in weights.items()}
+    save_file(broken, bad / "model.safetensors", {"format": "pt"})
+    note = "- wikitext has no finite word_perplexity (nan), byte_perplexity (nan), bits_per_byte (nan): look at"
+    out = evaluate(bad, tasks=["wikitext", "piqa"])
+    for text in ((out / TABLE).read_text(), (bad / "README.md").read_text()):
+        assert "| wikitext | 0 | 2 | word_perplexity | nan |  |" in text
+        assert note in text
+    hub = (bad / "README.md").read_text().partition("# bad")[0]
+    assert "piqa" in hub
+    assert "wikitext" not in hub
+    both = (evaluate(good, bad, tasks=["wikitext", "piqa"]) / TABLE).read_text()
+    sentence = "wikitext log word_perplexity is not compared: the scores of bad on 2 of 2 items are not finite (nan)"
+    assert f"\n- {sentence}\n" in both
+    assert "| piqa acc_norm | 2 |" in both
+    record = json.loads((out / RECORD).read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert record["comparisons"][0]["left_out"] == [sentence]
+    assert [task["task"] for task in record["comparisons"][0]["tasks"]] == ["piqa acc_norm"]
+
+
+def test_models_without_a_task_to_compare_have_no_table_of_differences(evaluate, save):
+    good, bad = save("good", MHAR), save("bad", MHAR, 1)
+    weights = load_file(bad / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, bad / "model.safetensors", {"format": "pt"})
+    _, found, differences = (evaluate(good, bad, tasks=["wikitext"]) / TABLE).read_text().split("\n## ")
+    assert found.startswith("bad\n")
+    assert differences == (
+        "bad against good\n\n- wikitext log word_perplexity is not compared: "
+        "the scores of bad on 2 of 2 items are not finite (nan)\n"
+    )
+
+
+@pytest.mark.parametrize("strange", ["nan", float("nan")])  # as it is saved, and as it is
+def test_one_item_that_is_not_finite_leaves_its_task_out_alone(strange):
+    fine = {"a": {"a": [_item(1)]}, "b": {"b": [_item(0)]}}
+    found = compare_models(("one", fine), ("two", {**fine, "b": {"b": [_item(strange)]}}))
+    assert [task.task for task in found.tasks] == ["a exact_match"]
+    assert found.left_out == ("b exact_match is not compared: the scores of two on 1 of 1 items are not finite (nan)",)
+    assert found.tasks == compare_models(("one", {"a": fine["a"]}), ("two", {"a": fine["a"]})).tasks
+
+
+def test_perplexities_of_two_models_that_are_not_finite():
+    def pages(*values):
+        shared = {"doc_hash": "h", "filter": "none", "metrics": ["word_perplexity"]}
+        return {"w": {"w": [{**shared, "doc_id": i, "word_perplexity": [v, 5]} for i, v in enumerate(values)]}}
+
+    found = compare_models(("one", pages("-inf", -20.0)), ("two", pages("nan", "-inf")))
+    assert found.tasks == ()
+    assert found.left_out == (
+        "w log word_perplexity is not compared: the scores of one on 1 of 2 items are not finite (inf), "
+        "the scores of two on 2 of 2 items are not finite (inf or nan)",
+    )
 
 
 def test_answers_that_are_shuffled_are_shuffled_alike(evaluate, save, data_root, monkeypatch):

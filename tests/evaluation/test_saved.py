@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -40,6 +41,32 @@ def test_weights_are_known_by_their_content(model, save, tmp_path):
     (first,) = find_models([model])
     assert first.weights == same.weights != other.weights
     assert first.max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("config.json", "config"),
+        ("generation_config.json", "generation_config"),
+        ("tokenizer.json", "tokenizer"),
+        ("tokenizer_config.json", "tokenizer"),
+        ("special_tokens_map.json", "tokenizer"),  # not there before
+        ("README.md", None),
+        ("evaluation/evaluation.json", None),
+    ],
+)
+def test_a_changed_file_makes_another_model_of_it_unless_it_is_none_of_the_models(file, kind, model):
+    (before,) = find_models([model])
+    path = model / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((path.read_text() if path.is_file() else "{}") + "\n")
+    (after,) = find_models([model])
+    assert {key for key, value in asdict(after).items() if asdict(before)[key] != value} == ({kind} if kind else set())
+
+
+def test_a_model_without_a_generation_config(model):
+    (model / "generation_config.json").unlink()
+    assert find_models([model])[0].generation_config is None
 
 
 def test_a_model_without_weights(model):

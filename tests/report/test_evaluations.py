@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -26,7 +27,7 @@ def evaluation(pair):
 
 def test_scores_are_those_of_the_file_with_their_errors(evaluation):
     rows = {(row.task, row.metric): row for row in evaluation.rows}
-    assert list(rows) == [
+    assert [key for key in rows if key[1] != "bad"] == [
         ("all", "acc"),
         ("hellaswag", "acc_norm"),
         ("piqa", "acc"),
@@ -79,6 +80,49 @@ def test_a_page_has_the_tests_the_scores_and_what_limits_them(pair):
     assert figures == {"evaluation-1-differences-1-routed.svg", "evaluation-1-differences-1-routed-losses.svg"}
 
 
+def test_a_score_that_is_not_finite_is_shown_with_a_note(pair, tmp_path):
+    content = json.loads((pair / "evaluation.json").read_text())
+    metrics = content["models"]["routed"]["tasks"]["wikitext"]["metrics"]
+    metrics |= {"word_perplexity,none": "inf", "word_perplexity_stderr,none": "nan"}
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    found = read_evaluation(tmp_path, [])
+    (row,) = (row for row in found.rows if (row.task, row.metric) == ("wikitext", "word_perplexity"))
+    assert (row.scores["routed"].value, row.scores["routed"].error) == (math.inf, None)
+    assert "routed: wikitext has no finite word_perplexity (inf), bad (nan): look at" in " ".join(found.cautions)
+    assert ">inf</td>" in build_report(tmp_path).read_text()
+
+
+def test_tasks_that_were_left_out_of_a_comparison_are_said(evaluation):
+    (before,) = evaluation.statement
+    sentence = "piqa acc is not compared: the scores of plain on 1 of 200 items are not finite (nan)"
+    evaluation.comparisons[0]["left_out"] = [sentence]
+    assert evaluation.statement == (before, "1 task is not compared, as the notes say.")
+    assert sentence in evaluation.cautions
+
+
+def test_a_comparison_without_a_task(pair, tmp_path):
+    content = json.loads((pair / "evaluation.json").read_text())
+    content["comparisons"][0] |= {"tasks": [], "left_out": ["piqa acc is not compared: so it is"]}
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    page = build_report(tmp_path).read_text()
+    said = "routed and plain are not compared: there is no task on which all scores of both are finite."
+    assert said in page
+    assert "<li>piqa acc is not compared: so it is</li>" in page
+
+
+def test_a_file_of_an_earlier_version_says_nothing_of_what_was_left_out(pair, tmp_path):
+    content = json.loads((pair / "evaluation.json").read_text())
+    content["comparisons"][0].pop("left_out")
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    problems = []
+    found = read_evaluation(tmp_path, problems)
+    assert problems == []
+    assert (found.statement, found.cautions) == (
+        read_evaluation(pair, []).statement,
+        read_evaluation(pair, []).cautions,
+    )
+
+
 def test_what_was_not_alike_is_a_caution(evaluation):
     assert not any("part of a difference" in caution for caution in evaluation.cautions)
     evaluation.found["models"]["routed"] |= {"dtype": "bfloat16", "device": "cuda"}
@@ -124,6 +168,10 @@ def test_a_damaged_evaluation_is_named_in_one_line(pair, tmp_path):
         (
             {"comparisons": [{"baseline": "plain", "candidate": "lost", "tasks": []}]},
             r"a comparison is with lost, which is not among the models",
+        ),
+        (
+            {"comparisons": [{"baseline": "plain", "candidate": "routed", "tasks": [], "left_out": "piqa"}]},
+            r"left_out is a text; wanted a list",
         ),
     ):
         (tmp_path / "evaluation.json").write_text(json.dumps({**content, **change}))

@@ -133,11 +133,11 @@ def test_a_killed_run_goes_on_with_it_bit_for_bit(recipe, averaged, tmp_path, ki
 @pytest.mark.compat
 def test_two_ranks_under_ddp_have_the_average_of_one_process(averaged, recipe, tmp_path):
     as_ranks(lambda _: train(recipe, tmp_path))
-    assert_close(tmp_path, averaged, tolerance=1e-6)
+    assert_close(tmp_path, averaged, tolerance=2e-6)
     for name, value in final(tmp_path).items():
-        torch.testing.assert_close(value, final(averaged)[name], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, final(averaged)[name], atol=5e-6, rtol=0)
     found, expected = (metrics(out, "evaluation", "ema_loss", "ema_stderr") for out in (tmp_path, averaged))
-    assert found == [pytest.approx(pair, abs=1e-6) for pair in expected]
+    assert found == [pytest.approx(pair, abs=2e-6) for pair in expected]
 
 
 def run(recipe, out: Path, *, shard: bool) -> list[float]:

@@ -10,6 +10,8 @@ from depthroute.data import load_tokenizer
 from depthroute.residual import available
 from depthroute.training.model_building import build_model
 from depthroute.training.optim import RESIDUAL_PREFIX
+from depthroute.training.pretrained import load_pretrained
+from support.models import stock
 from support.small_runs import small_recipe
 
 TOKENIZER = load_tokenizer("embedded")
@@ -39,6 +41,27 @@ def test_vocabulary_and_special_tokens_are_the_tokenizers(corpus):
     assert config.vocab_size == len(TOKENIZER)
     assert config.eos_token_id == config.pad_token_id == TOKENIZER.eos_token_id
     assert config.bos_token_id == TOKENIZER.bos_token_id
+
+
+def test_the_token_between_documents_is_a_word_like_the_others(corpus):
+    """The stock module has it start at zero and learn nothing where it is the padding token as well."""
+    assert TOKENIZER.pad_token_id == TOKENIZER.eos_token_id
+    model = build_model(small_recipe(corpus, "model.decoder.tie_word_embeddings=false"), TOKENIZER)
+    rows = model.model.embed_tokens.weight.detach().norm(dim=1)
+    assert rows[TOKENIZER.eos_token_id] > 0.5 * rows.mean()
+    ids = torch.tensor([[5, TOKENIZER.eos_token_id, 7, 8]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert model.model.embed_tokens.weight.grad[TOKENIZER.eos_token_id].norm() > 0
+    assert model.generation_config.pad_token_id == TOKENIZER.pad_token_id
+
+
+def test_a_checkpoints_padding_token_learns_too(tmp_path):
+    end = 3
+    stock("llama", pad_token_id=end, eos_token_id=end, tie_word_embeddings=False).save_pretrained(tmp_path)
+    model = load_pretrained(str(tmp_path), {"scheme": "mhar", "read_scale": "sum"})
+    ids = torch.tensor([[5, end, 7, 8]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert model.model.embed_tokens.weight.grad[end].norm() > 0
 
 
 def test_the_vocabulary_may_be_larger_but_not_smaller(corpus):

@@ -137,11 +137,12 @@ def test_a_scheme_is_checked_as_far_as_it_can_be_where_the_checkpoint_is_elsewhe
     assert said in refusal(lambda: small_recipe(corpus, override, checkpoint=elsewhere))
 
 
-def test_the_tokenizer_may_be_the_checkpoints(corpus, checkpoint):
-    recipe = small_recipe(corpus, "data.tokenizer=checkpoint", checkpoint=checkpoint)
+def test_the_tokenizer_is_the_checkpoints_where_none_is_given(corpus, checkpoint):
+    recipe = small_recipe(corpus, checkpoint=checkpoint)
     assert recipe.data_with_tokenizer.tokenizer == str(checkpoint)
     assert recipe.data_with_tokenizer.model_copy(update={"tokenizer": "checkpoint"}) == recipe.data
-    assert small_recipe(corpus, checkpoint=checkpoint).data_with_tokenizer.tokenizer == "embedded"
+    other = small_recipe(corpus, "data.tokenizer=embedded", checkpoint=checkpoint)
+    assert other.data_with_tokenizer.tokenizer == "embedded"
 
 
 def test_a_gguf_file_is_no_tokenizer(corpus):
@@ -155,7 +156,7 @@ def test_a_tokenizer_or_a_sequence_too_large_for_the_checkpoint_is_refused(corpu
     tokenizer = load_tokenizer("embedded")
     small = write_checkpoint(tmp_path / "small", vocab_size=2000)
     said = refusal(build_model, small_recipe(corpus, checkpoint=small), tokenizer)
-    assert re.search(r"data\.tokenizer 'embedded' has 2048 tokens, but model\.checkpoint .* only 2000", said)
+    assert re.search(r"data\.tokenizer 'checkpoint' has 2048 tokens, but model\.checkpoint .* only 2000", said)
     short = write_checkpoint(tmp_path / "short", max_position_embeddings=8)
     said = refusal(build_model, small_recipe(corpus, checkpoint=short), tokenizer)
     assert re.search(r"data\.sequence_length is 16, but model\.checkpoint .* only 8 positions", said)

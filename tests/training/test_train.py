@@ -17,8 +17,8 @@ from depthroute.files import alone_in
 from depthroute.training import load_recipe, train
 from depthroute.training.evaluation import mean_loss
 from depthroute.training.optim import rate_ratio
-from depthroute.training.recipe import differing_keys
-from support.small_runs import STEPS, assert_close, exact, metrics, same_weights, small_recipe
+from depthroute.training.recipe import differing_keys, recipe_text
+from support.small_runs import STEPS, assert_close, exact, metrics, same_weights, small_recipe, write_corpus
 
 
 def summary_of(out: Path) -> dict:
@@ -142,6 +142,37 @@ def test_a_start_that_failed_does_not_take_the_folder(corpus, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
         train(small_recipe(corpus, "data.train=nothing.txt"), tmp_path / "run")
     assert train(small_recipe(corpus, "training.steps=4"), tmp_path / "run")["steps"] == 4
+
+
+def test_a_run_that_was_killed_before_its_first_step_does_not_take_the_folder(corpus, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(recipe_text(small_recipe(corpus, "seed=5")), encoding="utf-8")
+    train(small_recipe(corpus, "training.steps=4"), tmp_path)
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with_or_not_at_all(tmp_path):
+    corpus = write_corpus(tmp_path)
+    recipe = small_recipe(corpus, "training.steps=4", "training.save_every=2")
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()  # as if it had been cut right before its end
+    kept = corpus.read_text(encoding="utf-8")
+    corpus.write_text(kept + "\n" + json.dumps({"title": "new", "text": "green old river"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="data: files or tokenizer have changed since the run in"):
+        train(recipe, tmp_path / "run")
+    corpus.write_text(kept, encoding="utf-8")
+    train(recipe, tmp_path / "run")
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name(corpus, tmp_path):
+    recipe = small_recipe(corpus, "training.steps=4").model_copy(update={"name": "7e8"})
+    train(recipe, tmp_path)
+    assert train(recipe, tmp_path)["name"] == "7e8"
+
+
+def test_the_tail_has_no_evaluation_from_before_the_first_step(corpus, tmp_path):
+    summary = train(small_recipe(corpus, "training.evaluate_first=true", "training.tail=11"), tmp_path)
+    losses = [loss for step, loss in metrics(tmp_path, "evaluation", "step", "loss") if step > 0]
+    assert summary["tail_evaluations"] == len(losses) == 3
+    assert summary["tail_loss"] == pytest.approx(sum(losses) / 3)
 
 
 def test_a_run_without_its_recipe_is_refused(tmp_path, corpus):

@@ -58,7 +58,8 @@ class HubDataset:
     def fingerprint(self) -> dict[str, Any]:
         folder = Path(self.name)
         files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-        contents = [LocalFile(path).fingerprint() for path in files]
+        # A file's folders may decide to which split it belongs.
+        contents = [{**LocalFile(path).fingerprint(), "file": path.relative_to(folder).as_posix()} for path in files]
         name = folder.name if files else self.name
         return {"dataset": name, "subset": self.subset, "split": self.split, "files": contents}
 

@@ -49,6 +49,7 @@ class Splits:
     validation file of -log((c(w) + 1) / (C + V)), end-of-text tokens included. A model whose held-out loss is lower
     has learned more than how often each token comes.
     dropped_documents: documents of the train source that were left out because the validation source holds them too.
+    key: the same for the same tokens; another one where files, tokenizer or recipe differ.
     """
 
     train: PackedTokens
@@ -56,6 +57,7 @@ class Splits:
     tokenizer: PreTrainedTokenizerFast
     unigram_entropy: float
     dropped_documents: int
+    key: str
 
 
 def prepare(data: DataRecipe, cache_dir: str | Path) -> Splits:
@@ -89,7 +91,7 @@ def prepare(data: DataRecipe, cache_dir: str | Path) -> Splits:
             raise ValueError(
                 f"{packed.path} is damaged: {packed.num_tokens} tokens, not {meta[part]['tokens']}; delete {folder}"
             )
-    return Splits(train, validation, tokenizer, meta["unigram_entropy"], meta["dropped_documents"])
+    return Splits(train, validation, tokenizer, meta["unigram_entropy"], meta["dropped_documents"], folder.name)
 
 
 def is_held_out(text: str, fraction: float) -> bool:

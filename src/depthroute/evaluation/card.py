@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def write_evaluation(folder: Path, model: Mapping[str, Any]) -> bool:
 
 
 def _results(model: Mapping[str, Any]) -> list[EvalResult]:
-    """The scores as the hub knows them. A part of a task is no score of that task, and is left out."""
+    """The scores as the hub knows them. A part of a task is no score of that task, nor is nan; both are left out."""
     if model["settings"]["limit"] is not None:
         return []
     return [
         EvalResult("text-generation", task, task, metric, float(value), verified=False)
         for task, _, _, metric, value, _ in score_rows(model)
+        if isfinite(float(value))
     ]

@@ -20,6 +20,8 @@ from depthroute import files
 
 SETTINGS, RECORD, TABLE = "settings.json", "evaluation.json", "evaluation.md"
 
+_NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no such numbers
+
 
 class ModelResults:
     """The results of one model under one set of settings.
@@ -34,8 +36,10 @@ class ModelResults:
             found = _read_json(file)
             for key in sorted({*found, *settings}):
                 if found.get(key) != settings.get(key):
+                    # Earlier versions did not save all settings; what they do not say can not be taken for the same.
+                    held = f"for {key} {found[key]!r}" if key in found else f"of an earlier version, without {key}"
                     raise ValueError(
-                        f"out: {folder} holds results for {key} {found.get(key)!r}, this is {settings.get(key)!r}; "
+                        f"out: {folder} holds results {held}, this is {settings.get(key)!r}; "
                         "give another folder, or remove that one"
                     )
         else:
@@ -74,6 +78,13 @@ def _parsed(text: str, where: str) -> Any:
 def write_json(path: Path, content: Any) -> None:
     """A file that is there whole, or as it was."""
     files.write_json(path, _plain(content))
+
+
+def as_number(value: Any) -> float | None:
+    """A number of a saved file, with those that are not finite, which stand there by name; None for anything else."""
+    if isinstance(value, str):
+        return float(value) if value in _NOT_FINITE else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _plain(value: Any) -> Any:

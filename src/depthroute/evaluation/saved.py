@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,26 @@ from depthroute.models.saved import load_saved, saved_folder
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# By name: what else lies in the folder (the card, the results themselves) changes without the model being another.
+_TOKENIZER = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+)
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model folder. `weights`: sha256 over its weight files, by which results are known to be its own."""
+    """A model folder, and the sha256 of its files of each kind, by which results are known to be its own.
+
+    The weights alone do not tell models apart: the scheme has settings that no weight shows, as the heads of a route.
+    """
 
     name: str
     folder: Path
     weights: str
+    config: str | None
+    tokenizer: str | None
+    generation_config: str | None  # what `generate` takes where lm-eval's task says nothing, a repetition penalty say
     max_length: int
 
 
@@ -41,7 +52,7 @@ def find_models(folders: Sequence[str | Path]) -> list[SavedModel]:
     for index, path in enumerate(resolved):
         if path in resolved[:index]:
             raise ValueError(f"folders: {places[index]} is given twice")
-    return [SavedModel(name, path, _fingerprint(path), _context(path)) for name, path in _named(resolved)]
+    return [_saved_model(name, path) for name, path in zip(_names(resolved), resolved, strict=True)]
 
 
 def check_options(batch_size: int, dtype: str) -> None:
@@ -77,6 +88,21 @@ def describe_model(model: SavedModel) -> dict[str, Any]:
     return {key: value for key, value in asdict(model).items() if key != "folder"}
 
 
+def _saved_model(name: str, folder: Path) -> SavedModel:
+    weights = _fingerprint(folder, _WEIGHTS)
+    if weights is None:
+        raise FileNotFoundError(f"folder: the model in {folder} has no weights")
+    return SavedModel(
+        name=name,
+        folder=folder,
+        weights=weights,
+        config=_fingerprint(folder, ["config.json"]),
+        tokenizer=_fingerprint(folder, _TOKENIZER),
+        generation_config=_fingerprint(folder, ["generation_config.json"]),
+        max_length=_context(folder),
+    )
+
+
 def _context(folder: Path) -> int:
     config: Any = AutoConfig.from_pretrained(folder)
     try:
@@ -85,19 +111,16 @@ def _context(folder: Path) -> int:
         raise ValueError(f"folder: {folder} has a configuration without max_position_embeddings, its context") from None
 
 
-def _fingerprint(folder: Path) -> str:
-    files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+def _fingerprint(folder: Path, patterns: Iterable[str]) -> str | None:
+    """The sha256 over the files of some names; None where there are none."""
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     if not files:
-        raise FileNotFoundError(f"folder: the model in {folder} has no weights")
+        return None
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as data:
             digest.update(hashlib.file_digest(data, "sha256").digest())
     return digest.hexdigest()
-
-
-def _named(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    return zip(_names(folders), folders, strict=True)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
 from typing import Any
 
+from depthroute.evaluation.results import as_number
 from depthroute.evaluation.significance import Comparison, compare_tasks
 
 # What a task is compared by: the first of these that it has.
@@ -23,8 +26,10 @@ def compare_models(first: tuple[str, Mapping[str, Items]], second: tuple[str, Ma
     """Two models, each (name, unit -> task -> items), a unit being a task or all tasks of a group together.
 
     Perplexities are compared by nats: the mean over items weighs each by its words (or bytes), so that its exponential
-    is the perplexity. Raises ValueError where the two have other tasks or other items.
+    is the perplexity. A unit is left out where an item of either model has no finite score: without such items it would
+    be compared on those that the worse model can do. Raises ValueError where the two have other tasks or other items.
     """
+    names = (first[0], second[0])
     found = []
     weights: dict[str, Mapping[Hashable, float]] = {}
     for _, units in (first, second):
@@ -35,7 +40,26 @@ def compare_models(first: tuple[str, Mapping[str, Items]], second: tuple[str, Ma
             if shares:
                 weights.setdefault(label, shares)
         found.append(scores)
-    return compare_tasks(found[0], found[1], names=(first[0], second[0]), weights=weights)
+    sentences = {label: _why_left_out(label, names, found) for label in found[0]}
+    left_out = {label: sentence for label, sentence in sentences.items() if sentence}
+    one, two = ({label: of for label, of in scores.items() if label not in left_out} for scores in found)
+    if left_out and not one and not two:
+        return Comparison(*names, (), tuple(left_out.values()))
+    weights = {label: shares for label, shares in weights.items() if label not in left_out}
+    return replace(compare_tasks(one, two, names=names, weights=weights), left_out=tuple(left_out.values()))
+
+
+def _why_left_out(
+    label: str, names: tuple[str, str], found: Sequence[Mapping[str, Mapping[Hashable, float]]]
+) -> str | None:
+    """The sentence on a task that can not be compared; None where it can."""
+    faults = []
+    for name, scores in zip(names, found, strict=True):
+        values = list(scores.get(label, {}).values())
+        if strange := [value for value in values if not isfinite(value)]:
+            kinds = " or ".join(sorted({str(value) for value in strange}))
+            faults.append(f"the scores of {name} on {len(strange)} of {len(values)} items are not finite ({kinds})")
+    return f"{label} is not compared: {', '.join(faults)}" if faults else None
 
 
 def _unit_scores(unit: str, tasks: Items) -> tuple[str, dict[Hashable, float], dict[Hashable, float]]:
@@ -47,8 +71,9 @@ def _unit_scores(unit: str, tasks: Items) -> tuple[str, dict[Hashable, float], d
         # A task with several filters has each item once for each; the first filter is the strict one.
         for item in (item for item in items if item["filter"] == items[0]["filter"]):
             key, value = f"{task} {item['doc_id']} {item['doc_hash'][:12]}", item[metric]
+            # float also reads the names of what is not finite, as which a saved file has it.
             if isinstance(value, list):
-                scores[key], weights[key] = -value[0] / value[1], float(value[1])
+                scores[key], weights[key] = -float(value[0]) / value[1], float(value[1])
             else:
                 scores[key] = float(value)
     return f"{unit} {'log ' if weights else ''}{metric}", scores, weights
@@ -58,13 +83,14 @@ def score_rows(model: Mapping[str, Any]) -> list[list[str]]:
     """One row for each metric of each task and group of one model: task, shots, items, metric, value, error."""
     rows = []
     for name, found in {**model["groups"], **model["tasks"]}.items():
-        for key, value in found["metrics"].items():
+        for key, saved in found["metrics"].items():
             metric, comma, filter_name = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            value = as_number(saved)
+            if not comma or metric.endswith("_stderr") or value is None:
                 continue
-            error = found["metrics"].get(f"{metric}_stderr,{filter_name}")
+            error = as_number(found["metrics"].get(f"{metric}_stderr,{filter_name}"))
             label = metric if filter_name in ("none", "create_test") else f"{metric} ({filter_name})"
-            spread = f"{error:.4f}" if isinstance(error, int | float) else ""
+            spread = "" if error is None or not isfinite(error) else f"{error:.4f}"
             shots = "" if found.get("shots") is None else str(found["shots"])
             rows.append([name, shots, str(found["items"]), label, f"{value:.4f}", spread])
     return rows
@@ -80,7 +106,21 @@ def notes(model: Mapping[str, Any]) -> list[str]:
     ]
     if settings["limit"] is not None:
         lines.append(f"only the first {settings['limit']} items of each task: not the score of the whole task")
+    lines += _not_finite(model)
     return lines + [f"{task}: {found['deviation']}" for task, found in model["tasks"].items() if found.get("deviation")]
+
+
+def _not_finite(model: Mapping[str, Any]) -> list[str]:
+    """A line for each task with scores that are nan or infinite. Its accuracies are finite all the same."""
+    found: dict[str, list[str]] = {}
+    for task, _, _, metric, value, _ in score_rows(model):
+        if not isfinite(float(value)):
+            found.setdefault(task, []).append(f"{metric} ({value})")
+    return [
+        f"{task} has no finite {', '.join(said)}: look at the weights and the items before other scores of this model "
+        "are believed"
+        for task, said in found.items()
+    ]
 
 
 def unlike(models: Mapping[str, Mapping[str, Any]], baseline: str, candidate: str) -> list[str]:
@@ -115,10 +155,11 @@ def evaluation_markdown(record: Mapping[str, Any], comparisons: Sequence[Compari
         lines = "".join(f"- {note}\n" for note in notes(model))
         parts.append(f"## {name}\n\n{table(SCORE_HEAD, score_rows(model))}\n{lines}")
     for comparison in comparisons:
-        cautions = unlike(record["models"], comparison.baseline, comparison.candidate)
+        cautions = [*comparison.left_out, *unlike(record["models"], comparison.baseline, comparison.candidate)]
         lines = "".join(f"- {caution}\n" for caution in cautions)
-        head = f"## {comparison.candidate} against {comparison.baseline}"
-        parts.append(f"{head}\n\n{comparison.to_markdown()}\n{_TESTS}" + (f"\n{lines}" if lines else ""))
+        found = [f"## {comparison.candidate} against {comparison.baseline}\n"]
+        found += [comparison.to_markdown(), _TESTS] if comparison.tasks else []
+        parts.append("\n".join([*found, lines] if lines else found))
     return "\n".join(parts)
 
 

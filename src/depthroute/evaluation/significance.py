@@ -61,11 +61,12 @@ class TaskComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on all tasks that they were compared on."""
+    """Two models on all tasks that they were compared on. `left_out`: a sentence on each task that they were not."""
 
     baseline: str
     candidate: str
     tasks: tuple[TaskComparison, ...]
+    left_out: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, in full precision."""

@@ -81,6 +81,10 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
         super().__init__(config)
         config.decoder._attn_implementation = config._attn_implementation
         _adopt(self, AutoModel.from_config(config.decoder, dtype=torch.get_default_dtype()), _MODEL_CHILDREN)
+        # The stock module gives the padding token's row no gradient. Where that is the end of text too, as in many
+        # tokenizers, it stands between packed documents.
+        embedding: Any = self.embed_tokens
+        embedding.padding_idx = None
         self.layers = nn.ModuleList(DepthRoutedDecoderLayer(layer, i) for i, layer in enumerate(self.layers))
         self.residual = schemes.build(config.residual, config.decoder)
         self.gradient_checkpointing = False

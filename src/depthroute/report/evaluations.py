@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from depthroute.evaluation.results import RECORD
+from depthroute.evaluation.results import RECORD, as_number
 from depthroute.evaluation.scores import notes, unlike
 from depthroute.report.formats import decimals, p_value
 from depthroute.report.runs import read_json
@@ -90,9 +91,11 @@ class Evaluation:
             for comparison in self.comparisons
             for caution in unlike(self.found["models"], comparison["baseline"], comparison["candidate"])
         ]
-        return tuple(not_alike) + tuple(
+        left_out = dict.fromkeys(one for comparison in self.comparisons for one in comparison.get("left_out", ()))
+        noted = (
             note if len(names) == len(self.models) else f"{', '.join(names)}: {note}" for note, names in found.items()
         )
+        return (*not_alike, *left_out, *noted)
 
     def item_files(self, task: str) -> dict[str, Path]:
         """Model -> what it said and scored on every item of a task, where that is there."""
@@ -132,6 +135,9 @@ def _fault(found: Mapping[str, Any]) -> str | None:
         for name in (comparison["baseline"], comparison["candidate"]):
             if name not in found["models"]:
                 return f"a comparison is with {name}, which is not among the models"
+        # Earlier versions had no such list.
+        if fault := mismatch(comparison.get("left_out", []), [TEXT], "left_out"):
+            return fault
     return None
 
 
@@ -142,22 +148,18 @@ def _rows(models: Mapping[str, Any]) -> Iterator[ScoreRow]:
         for part in ("groups", "tasks")
         for task, found in model[part].items()
         for metric, value in found["metrics"].items()
-        if "," in metric and "_stderr," not in metric and _is_number(value)
+        if "," in metric and "_stderr," not in metric and as_number(value) is not None
     }
     for part, task, metric in places:
         scores, about = {}, {}
         for name, model in models.items():
             found = model[part].get(task, {"metrics": {}})
-            if _is_number(value := found["metrics"].get(metric)):
-                error = found["metrics"].get(metric.replace(",", "_stderr,"))
-                scores[name], about = Score(value, error if _is_number(error) else None), found
+            if (value := as_number(found["metrics"].get(metric))) is not None:
+                error = as_number(found["metrics"].get(metric.replace(",", "_stderr,")))
+                scores[name], about = Score(value, None if error is None or not isfinite(error) else error), found
         plain, _, filter_name = metric.partition(",")
         label = plain if filter_name in ("none", "create_test") else f"{plain} ({filter_name})"
         yield ScoreRow(task, label, about.get("shots"), about["items"], scores)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _statement(evaluation: Evaluation) -> Iterator[str]:
@@ -165,7 +167,16 @@ def _statement(evaluation: Evaluation) -> Iterator[str]:
         tasks = {row.task for row in evaluation.rows}
         yield f"{' and '.join(evaluation.models)} on {len(tasks)} {'tasks' if len(tasks) > 1 else 'task'}."
     for comparison in evaluation.comparisons:
-        yield _state_comparison(comparison)
+        yield _state_comparison(comparison) if comparison["tasks"] else _state_no_comparison(comparison)
+        if comparison["tasks"] and (left_out := len(comparison.get("left_out", ()))):
+            yield f"{left_out} {'tasks are' if left_out > 1 else 'task is'} not compared, as the notes say."
+
+
+def _state_no_comparison(comparison: Mapping[str, Any]) -> str:
+    return (
+        f"{comparison['candidate']} and {comparison['baseline']} are not compared: "
+        "there is no task on which all scores of both are finite."
+    )
 
 
 def _state_comparison(comparison: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from depthroute.errors import nearest, nearest_path
@@ -25,6 +24,7 @@ from depthroute.studies.scheduling import Slot, free_slots, run_all
 from depthroute.studies.study import Run, Study, load_study, runs, same_run
 from depthroute.studies.tables import tables
 from depthroute.terminal import show
+from depthroute.training import strict_yaml
 from depthroute.training.recipe import load_recipe, recipe_text
 
 Starter = Callable[[Path, Run, Slot], subprocess.Popen]
@@ -150,7 +150,7 @@ def start_worker(out: Path, run: Run, slot: Slot, probe: Sequence[str] = ()) -> 
 
 def study_text(study: Study) -> str:
     """The study as YAML, as its folder keeps it."""
-    return yaml.safe_dump(study.model_dump(), sort_keys=False, allow_unicode=True)
+    return strict_yaml.text_of(study.model_dump())
 
 
 def check_only(study: Study, only: Collection[str]) -> None:

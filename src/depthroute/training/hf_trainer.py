@@ -303,6 +303,8 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
             "reshard_after_forward": training.reshard_after_forward,
             "state_dict_type": "SHARDED_STATE_DICT",
         }
+    # `accelerate launch` sets it by its own configuration, and Trainer would let that win over the recipe.
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if training.precision == "bf16" else "no"
     arguments = TrainingArguments(
         output_dir=str(out),
         run_name=recipe.name,

@@ -18,6 +18,8 @@ class Meter:
 
     def __init__(self, ranks: int = 1) -> None:
         self._peak = 0
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()  # of what this process did before
         self._ranks = ranks
         self.devices: list[dict[str, float]] = []  # by rank, where there are several
         self.start()

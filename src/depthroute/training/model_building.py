@@ -36,7 +36,6 @@ def _fresh_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRou
         "vocab_size": vocabulary_size(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     }
     preset = decoder_config(recipe.model.preset)
     fields["max_position_embeddings"] = max(preset.max_position_embeddings, recipe.data.sequence_length)
@@ -45,7 +44,11 @@ def _fresh_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRou
         if given < least:
             raise ValueError(f"model.decoder.{name} is {given}, but should be at least {least}")
     decoder = decoder_config(recipe.model.preset, **{**fields, **recipe.model.decoder})
-    return DepthRoutedForCausalLM(DepthRoutedConfig(decoder=decoder, residual=recipe.residual))
+    # For batches of prompts alone. The decoder is told of none: its row would start at zero, and packed texts have no
+    # padding.
+    config: Any = DepthRoutedConfig(decoder=decoder, residual=recipe.residual)
+    config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return DepthRoutedForCausalLM(config)
 
 
 def _check_fits(config: DepthRoutedConfig, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from depthroute.training import strict_yaml
@@ -170,6 +169,17 @@ class Recipe(Section):
             return self.data
         return self.data.model_copy(update={"tokenizer": self.model.checkpoint})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_the_tokenizer_of_its_checkpoint(cls, values: Any) -> Any:
+        """Where none is given: a model goes on with the words that it knows. A GGUF file has none beside it."""
+        if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+            return values
+        checkpoint, data = values["model"].get("checkpoint"), values.get("data", {})
+        if checkpoint is None or str(checkpoint).endswith(".gguf") or not isinstance(data, dict):
+            return values
+        return {**values, "data": {"tokenizer": "checkpoint", **data}}
+
     @model_validator(mode="after")
     def _finds_its_tokenizer(self) -> Recipe:
         if self.data.tokenizer == "checkpoint" and self.model.checkpoint is None:
@@ -217,7 +227,7 @@ def make_recipe(values: Mapping[str, Any]) -> Recipe:
 
 def recipe_text(recipe: Recipe) -> str:
     """The whole recipe as YAML, every default written out."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+    return strict_yaml.text_of(recipe.model_dump())
 
 
 def differing_keys(a: Recipe, b: Recipe) -> list[str]:

@@ -22,12 +22,22 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _StrictDumper(yaml.SafeDumper):
+    """Quotes what the loader would take for a number."""
+
+
 # YAML 1.1, as PyYAML reads it, wants a dot and a sign of the exponent: 1e-3 would be text.
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+for _each in (_StrictLoader, _StrictDumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
+
+
+def text_of(values: Any) -> str:
+    """The values as YAML, which `parse` reads as they were."""
+    return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True)
 
 
 def parse(text: str, where: str) -> Any:

@@ -37,6 +37,7 @@ from depthroute.training.sharding import on_first_rank
 logger = logging.get_logger(__name__)
 
 # The read weights are a mean over this many held-out sequences, in batches that fit beside the model.
+ENVIRONMENT = "environment.json"
 _PROBED_SEQUENCES = 32
 _PROBED_AT_ONCE = 8
 
@@ -51,7 +52,8 @@ def train(recipe: Recipe, out: str | Path) -> dict[str, Any]:
     complete checkpoint; one that is finished returns its summary at once. With `save_every` the last two checkpoints
     stay in the folder, otherwise they go once the run is finished. Several processes started by torchrun or accelerate
     train together.
-    Raises ValueError if `out` holds a run of another recipe, RuntimeError if another process is training there.
+    Raises ValueError if `out` holds a run of another recipe, or of data that have changed since, RuntimeError if
+    another process is training there.
     """
     started = time.perf_counter()
     out = Path(out)
@@ -84,7 +86,7 @@ def _free_unless_begun(out: Path) -> Iterator[None]:
         yield
     except Exception:
         if not has_begun(out):
-            for name in ("recipe.yaml", "environment.json"):
+            for name in ("recipe.yaml", ENVIRONMENT):
                 (out / name).unlink(missing_ok=True)
         raise
 
@@ -93,10 +95,12 @@ def _run_in(out: Path, recipe: Recipe, arguments: TrainingArguments, started: fl
     is_main = arguments.process_index == 0
     if is_main:
         write_text(out / "recipe.yaml", recipe_text(recipe))
-        write_json(out / "environment.json", {**describe_environment(), "processes": arguments.world_size})
-
     with arguments.main_process_first(desc="tokenising"):
         splits = prepare(recipe.data_with_tokenizer, cache_folder())
+    _refuse_other_data(out, splits.key)
+    if is_main:
+        found = {**describe_environment(), "processes": arguments.world_size, "data": splits.key}
+        write_json(out / ENVIRONMENT, found)
     set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
     model = _build(recipe, splits.tokenizer)
     use_cache = model.config.use_cache
@@ -153,13 +157,25 @@ def _build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedFor
 
 
 def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
+    if not has_begun(out):  # a recipe there is that of a run which was killed before its first step
+        return
     file = out / "recipe.yaml"
-    if file.is_file():
-        differ = differing_keys(make_recipe(strict_yaml.read_mapping(file)), recipe)
-        if differ:
-            raise ValueError(f"out: {out} holds a run of another recipe ({', '.join(differ)}); wanted another folder")
-    elif has_begun(out):
+    if not file.is_file():
         raise ValueError(f"out: {out} holds a run without its recipe.yaml; wanted another folder")
+    differ = differing_keys(make_recipe(strict_yaml.read_mapping(file)), recipe)
+    if differ:
+        raise ValueError(f"out: {out} holds a run of another recipe ({', '.join(differ)}); wanted another folder")
+
+
+def _refuse_other_data(out: Path, key: str) -> None:
+    """A run goes on with the tokens that it began with: others may hold what it is evaluated on."""
+    file = out / ENVIRONMENT
+    if has_begun(out) and file.is_file():
+        before = json.loads(file.read_text(encoding="utf-8")).get("data", key)
+        if before != key:
+            raise ValueError(
+                f"data: files or tokenizer have changed since the run in {out} began; wanted those, or another folder"
+            )
 
 
 @contextmanager
@@ -189,7 +205,7 @@ def _results(out: Path, recipe: Recipe) -> dict[str, Any]:
     lines = read_metrics(out / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    tail = [line["loss"] for line in evaluations[-recipe.training.tail :]]
+    tail = [line["loss"] for line in evaluations if line["step"] > 0][-recipe.training.tail :]
     # The first line is of the first step alone, which compiles and warms up.
     speeds = [line["tokens_per_second"] for line in steps[1:] or steps]
     return {
