@@ -85,3 +85,12 @@ def test_a_model_built_on_the_meta_device_takes_the_weights():
     assert all(parameter.is_meta for parameter in empty.parameters())
     empty.load_state_dict(model.state_dict(), assign=True)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in empty.state_dict().items())
+
+
+def test_an_offloaded_scheme_is_told_with_what_is_wanted(tmp_path):
+    routed({"scheme": "mhar"}).save_pretrained(tmp_path)
+    places = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"lm_head": "cpu", "model.residual": "disk"}
+    model = DepthRoutedForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offloaded")
+    with pytest.raises(RuntimeError, match=r"model\.residual is offloaded.*wanted a device for it"):
+        model(input_ids=tokens())

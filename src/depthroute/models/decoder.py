@@ -119,6 +119,7 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
         cache = past_key_values if cache is None else cache
         decoder, residual = self.config.decoder, self.residual
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        _check_is_there(residual, x)
         if use_cache and cache is None:
             cache = DynamicCache(config=decoder)
         alone = attention_mask is None and cache is None and position_ids is None
@@ -150,6 +151,16 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
             last_hidden_state=x,
             hidden_states=(*hidden_states, x) if output_hidden_states else None,
             **{CACHE: cache if use_cache else None},
+        )
+
+
+def _check_is_there(residual: nn.Module, x: Tensor) -> None:
+    """Accelerate brings an offloaded module's weights when it is called; a scheme's are read by every layer."""
+    first = next(residual.parameters(), None)
+    if first is not None and first.is_meta and not x.is_meta:
+        raise RuntimeError(
+            "model.residual is offloaded, but every layer reads from it, and it is tiny; wanted a device for it: an "
+            'entry "model.residual" in device_map, or more max_memory'
         )
 
 
