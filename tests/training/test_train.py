@@ -175,6 +175,14 @@ def test_the_tail_has_no_evaluation_from_before_the_first_step(corpus, tmp_path)
     assert summary["tail_loss"] == pytest.approx(sum(losses) / 3)
 
 
+def test_the_precision_is_the_recipes_under_accelerate_too(corpus, tmp_path, monkeypatch):
+    recipe = small_recipe(corpus, "training.steps=4")
+    train(recipe, tmp_path / "plain")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as its launcher sets it
+    train(recipe, tmp_path / "launched")
+    assert exact(tmp_path / "launched") == exact(tmp_path / "plain")
+
+
 def test_a_run_without_its_recipe_is_refused(tmp_path, corpus):
     (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"without its recipe\.yaml"):
