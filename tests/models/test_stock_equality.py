@@ -104,3 +104,14 @@ def test_greedy_generation():
     ours, theirs = routed(ADDITIVE), stock()
     options = {"max_new_tokens": 8, "do_sample": False}
     assert torch.equal(ours.generate(tokens(), **options), theirs.generate(tokens(), **options))
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_tuples_where_they_are_asked_for(by_config):
+    model, other = routed({"scheme": "additive"}), stock()
+    model.config.return_dict = not by_config
+    asked = {} if by_config else {"return_dict": False}
+    for ours, theirs in ((model, other), (model.model, other.model)):
+        found = ours(input_ids=tokens(), use_cache=False, **asked)
+        assert isinstance(found, tuple)
+        assert len(found) == len(theirs(input_ids=tokens(), use_cache=False, return_dict=False))

@@ -58,6 +58,7 @@ class DepthRoutedForCausalLM(DepthRoutedPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             cache=past_key_values if cache is None else cache,
+            return_dict=True,
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

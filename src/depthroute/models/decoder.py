@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 
 from depthroute import residual as schemes
@@ -96,6 +97,7 @@ class DepthRoutedModel(DepthRoutedPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = value
 
+    @can_return_tuple
     @merge_with_config_defaults
     def forward(
         self,
