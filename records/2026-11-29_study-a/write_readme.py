@@ -123,7 +123,7 @@ H = KV recover most of the gain of H = KV over H = 1 (at 350M: 2.847 against 2.8
 - Arms with one seed have no error bar. Three seeds make a wide one. A repeat of a run with other kernels differs by
   0.005 (see the speeds).
 - The embedding of the end-of-text token, which stands between documents, started at zero and was learned as an output
-  alone, in all runs at the commits above ([log](../../docs/log.md)).
+  alone, in all runs at the commits above ([log](../../docs/log.md)). What difference that makes here is not known.
 - The probed text is held out and of two kinds. Half of the text of the losses is six books.
 """
 
