@@ -270,7 +270,6 @@ def run(
     Writes route.json row by row, and the figure route.svg and route.png at the end.
     """
     timing.require_cuda()
-    begun = time.perf_counter()
     cases = [Case(name, chains.SHAPES[name], DTYPES[dtype], arm, device) for arm in arms for name in shapes]
     apart = [case for case in cases if processes and case.arm not in peers.PEERS and not obstacle(case.arm, case.shape)]
     rows: list[dict[str, Any]] = []
@@ -280,6 +279,7 @@ def run(
         bandwidth = timing.copy_bandwidth()
         torch.cuda.empty_cache()
         together = stack.enter_context(Together(ready, apart))
+        begun = time.perf_counter()
         for case in cases:
             why = obstacle(case.arm, case.shape)
             if why is None and time.perf_counter() - begun > budget:
