@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from depthroute import DepthRoutedConfig, DepthRoutedForCausalLM
@@ -89,3 +90,8 @@ def in_fp64(model, norm_eps=None):
                 exact.variance_epsilon = child.variance_epsilon if norm_eps is None else norm_eps
                 setattr(module, name, exact)
     return model
+
+
+def fsdp_units(model: torch.nn.Module) -> int:
+    """How many units FSDP2 gathers; some are several modules."""
+    return len({id(module._get_fsdp_state()) for module in model.modules() if isinstance(module, FSDPModule)})

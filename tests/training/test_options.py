@@ -66,9 +66,9 @@ TESTED_ELSEWHERE = {
     "training.cuda_graphs": "test_cuda_graphs.py",
     "training.micro_batch_size": "test_train.py: accumulation",
     "training.save_every": "test_resume.py: what is kept",
-    "training.sharding": "test_distributed.py: shards through Trainer, and hybrid shard",
-    "training.gather_precision": "test_distributed.py: what travels",
-    "training.reshard_after_forward": "test_distributed.py: what stays",
+    "training.sharding": "test_distributed_runs.py: shards through Trainer, and hybrid shard",
+    "training.gather_precision": "test_distributed_runs.py: what travels",
+    "training.reshard_after_forward": "test_distributed_runs.py: what stays",
 }
 
 

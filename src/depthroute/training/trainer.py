@@ -74,21 +74,8 @@ def _run(recipe: Recipe, out: Path, started: float) -> None:
         if arguments.process_index == 0:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(alone_in(out, f"out: another process is training in {out}; wanted another folder"))
-        stack.enter_context(_free_unless_begun(out))
         stack.enter_context(said_plainly(out))
         _run_in(out, recipe, arguments, started)
-
-
-@contextmanager
-def _free_unless_begun(out: Path) -> Iterator[None]:
-    """Where a run fails before its first step, its folder is free for another recipe."""
-    try:
-        yield
-    except Exception:
-        if not has_begun(out):
-            for name in ("recipe.yaml", ENVIRONMENT):
-                (out / name).unlink(missing_ok=True)
-        raise
 
 
 def _run_in(out: Path, recipe: Recipe, arguments: TrainingArguments, started: float) -> None:
@@ -157,7 +144,7 @@ def _build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> DepthRoutedFor
 
 
 def _refuse_another_recipe(out: Path, recipe: Recipe) -> None:
-    if not has_begun(out):  # a recipe there is that of a run which was killed before its first step
+    if not has_begun(out):  # a recipe there is that of a run which failed or was killed before its first step
         return
     file = out / "recipe.yaml"
     if not file.is_file():
