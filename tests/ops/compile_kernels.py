@@ -14,11 +14,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from depthroute.ops.kernels import gated, inter, merge
-from depthroute.ops.kernels.settings import MAX_HEAD, inter_budget, inter_shared, inter_tile, merge_budget, merge_tile
+from depthroute.ops.kernels.settings import (
+    MAX_HEAD,
+    gated_budget,
+    inter_budget,
+    inter_shared,
+    inter_tile,
+    merge_budget,
+    merge_tile,
+)
 
 SHARED = 232448  # bytes of shared memory that a program of an H200 may have
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
-ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "gate", "null"}
+ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "null"}
 LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
 
 
@@ -48,7 +56,9 @@ def merges(heads: int, width: int) -> None:
     of_backward = dict(zip(names, backward.block(heads, width), strict=True))
     more = {"num_warps": backward.warps, "maxnreg": merge_budget(backward, 2, 4)[0]}
     compile_one(gated.gated_forward_kernel, of_forward, num_warps=forward.warps)
-    compile_one(gated.gated_backward_kernel, of_backward, **more)
+    registers = gated_budget(backward, 2)[0]
+    of_gated = {**of_backward, "OWN": -(-(heads + 1) // 4) * 4}
+    compile_one(gated.gated_backward_kernel, of_gated, num_warps=backward.warps, maxnreg=registers)
     for norm in (False, True):
         compile_one(merge.merge_forward_kernel, {**of_forward, "NORM": norm}, num_warps=forward.warps)
         for sums in (False, True):

@@ -138,6 +138,19 @@ def merge_budget(tile: MergeTile, itemsize: int, num_sources: int) -> tuple[int,
 
 
 @_remembered
+def gated_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
+    """Registers of a lane in a backward gated merge, and its programs: as many as then run at once.
+
+    Of a token there are two rows, so programs must be many for enough of them to be on their way at a time.
+    """
+    held = tile.tokens * tile.heads * tile.width * tile.parts // (WARP * tile.warps)  # values of a row in a lane
+    wanted = 64 if held <= LANE else 80 if held <= 12 else 128
+    registers = _registers(_overrides.get("gated_backward_registers", wanted), tile.warps)
+    resident = MULTIPROCESSORS * _resident(tile.warps, registers)
+    return registers, _overrides.get("gated_backward_programs", INTERPRETED_PROGRAMS if _interpreted() else resident)
+
+
+@_remembered
 def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> InterTile:
     """Tile of an inter read; `phase` is "forward" or "backward"."""
     chunk = _overrides.get(f"inter_{phase}_chunk", CHUNK[itemsize])

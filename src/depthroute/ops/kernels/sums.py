@@ -34,11 +34,15 @@ def sum_parts(parts: Tensor, second_dtype: torch.dtype | None = None) -> tuple[T
     """
     P, R, D = parts.shape
     if second_dtype is None:
-        first, second, width = parts.new_empty((R, D)), parts.new_empty(0), R * D
-    else:
-        first, second, width = parts.new_empty(D), parts.new_empty(D, dtype=second_dtype), D
-    programs = cdiv(R * D, COLUMNS)
-    target = first if second_dtype is None else second
-    arguments = (parts, first, target, P, R * D, width)
-    launch(sum_parts_kernel, programs, arguments, (PARTS_AT_ONCE, COLUMNS), num_warps=WARPS)
-    return first, second
+        first, second = sum_columns(parts.view(P, R * D), R * D, parts.dtype)
+        return first.view(R, D), second
+    return sum_columns(parts.view(P, R * D), D, second_dtype)
+
+
+def sum_columns(parts: Tensor, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums over the first dimension of parts (P, W), fp32: of the first columns, and of the others in that dtype."""
+    P, width = parts.shape
+    sums, others = parts.new_empty(first), parts.new_empty(width - first, dtype=dtype)
+    arguments = (parts, sums, others if width > first else sums, P, width, first)
+    launch(sum_parts_kernel, cdiv(width, COLUMNS), arguments, (PARTS_AT_ONCE, COLUMNS), num_warps=WARPS)
+    return sums, others

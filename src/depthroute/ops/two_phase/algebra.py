@@ -207,28 +207,34 @@ def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> t
 
 
 def gated_forward(
-    stream: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
+    stream: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int
 ) -> Tensor:
-    """stream + gate * mix, where mix merges a partial mix with one vector (D,) of logits (H,) that all tokens share."""
-    mix, _, _ = _gated_mix(partial, lse_in, null, null_logit, num_heads)
+    """stream + gate * mix, where mix merges a partial mix with one vector (D,) of logits (H,) that all tokens share.
+
+    logits_and_gate: those logits, then the gate; what follows is padding.
+    """
+    mix, _, _ = _gated_mix(partial, lse_in, null, logits_and_gate[:num_heads], num_heads)
     # Rounded as two separate operations would be.
-    return stream + (gate * _rows(mix, partial).to(stream.dtype)).to(stream.dtype)
+    gate = logits_and_gate[num_heads].to(stream.dtype)
+    return stream + gate * _rows(mix, partial).to(stream.dtype)
 
 
 def gated_backward(
-    grad: Tensor, gate: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, null_logit: Tensor, num_heads: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of gate, partial, lse_in, null and null_logit; that of the stream is `grad` itself."""
-    mix, p, q = _gated_mix(partial, lse_in, null, null_logit, num_heads)
+    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of partial, lse_in, null and logits_and_gate; that of the stream is `grad` itself."""
+    mix, p, q = _gated_mix(partial, lse_in, null, logits_and_gate[:num_heads], num_heads)
     g = _by_head(grad, num_heads)
-    gate_grad = (g * mix).sum().reshape(1)
-    g = g * gate.to(g.dtype)
+    gate_grad = (g * mix).sum()
+    g = g * logits_and_gate[num_heads].to(g.dtype)
     delta = (g * mix).sum(-1)
     d_partial = _rows(p.unsqueeze(-1) * g, partial)
     lse_grad = p * ((g * _by_head(partial, num_heads)).sum(-1) - delta)
     null_grad = (q.unsqueeze(-1) * g).flatten(-2).reshape(-1, null.numel()).sum(0)
-    logit_grad = (q * ((g * _by_head(null, num_heads)).sum(-1) - delta)).reshape(-1, num_heads).sum(0)
-    return gate_grad.to(gate.dtype), d_partial, lse_grad, null_grad.to(null.dtype), logit_grad
+    own_grad = torch.zeros_like(logits_and_gate)
+    own_grad[:num_heads] = (q * ((g * _by_head(null, num_heads)).sum(-1) - delta)).reshape(-1, num_heads).sum(0)
+    own_grad[num_heads] = gate_grad
+    return d_partial, lse_grad, null_grad.to(null.dtype), own_grad
 
 
 def _gated_mix(

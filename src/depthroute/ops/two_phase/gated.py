@@ -22,8 +22,9 @@ class GatedEngine:
     """Gated reads beside a stream, of an embedding and the deltas of finished blocks; keeps nothing between calls.
 
     A state before `site` reads is a flat tuple: the stream, the C finished sources (..., D), the delta so far of the
-    block that is open if it has one, the rstd (..., H) of the sources, and, where the tile has made its inter read, the
-    partial mixes, log-sum-exps and weights (D,) of this site and those after it in the tile.
+    block that is open if it has one, the rstd (..., H) of the sources, and, where the tile has made its inter read, of
+    this site and those after it in the tile the partial mixes, the log-sum-exps, the null sources (D,) and what
+    `logits_and_gates` makes of them.
 
     Args:
         plan: `Plan.deltas`. num_heads, scale, eps: of every read. kernels: Triton, or plain PyTorch.
@@ -46,22 +47,26 @@ class GatedEngine:
         count, before = self._counts(site)
         rstd, ahead = state[before : before + count], state[before + count :]
         if site == first:
-            dtype = accumulation_dtype(state[1].dtype)
-            query = torch.stack([read.query for read in reads[first:end]]).to(dtype)
-            weight = self.scale * query * torch.stack([read.norm_weight for read in reads[first:end]]).to(dtype)
-            # No norm stands behind such a read, so the rounding of a mix would show in a query's gradient.
-            partials, lses, sources, rstd = inter(
-                state[1 : 1 + count], rstd, weight, self.num_heads, self.kernels, exact=True
-            )
+            sources, rstd, ahead = self._open_tile(state, rstd, reads[first:end])
             state = (state[0], *sources, *state[1 + count :])
-            ahead = (*partials, *lses, *weight.unbind(0))
-        n = end - site
-        read = reads[site]
-        out = gated_merge(
-            state[0], read.gate, ahead[0], ahead[n], read.null_source, ahead[2 * n], self.num_heads, self.eps,
-            kernels=self.kernels,
-        )  # fmt: skip
-        return out, (*state[:before], *rstd, *ahead[1:n], *ahead[n + 1 : 2 * n], *ahead[2 * n + 1 :])
+        partial, lse, null, own = (ahead[i : i + end - site] for i in range(0, len(ahead), end - site))
+        out = _gated_merge(state[0], partial[0], lse[0], null[0], own[0], self.num_heads, self.kernels)
+        return out, (*state[:before], *rstd, *partial[1:], *lse[1:], *null[1:], *own[1:])
+
+    def _open_tile(self, state: State, rstd: State, reads: Any) -> tuple[State, State, State]:
+        """Make the inter read of a tile -> the sources and their rstd for later readers, and what its sites need."""
+        sources = state[1 : 1 + len(rstd)]
+        dtype = accumulation_dtype(sources[0].dtype)
+        query, norm_weight, null, gate = (
+            torch.stack([getattr(read, name) for read in reads])
+            for name in ("query", "norm_weight", "null_source", "gate")
+        )
+        weight = self.scale * query.to(dtype) * norm_weight.to(dtype)
+        null = null.to(sources[0].dtype)  # a source like the others: rounded as they are
+        own = logits_and_gates(gate.to(state[0].dtype), null, weight, self.num_heads, self.eps)
+        # No norm stands behind such a read, so the rounding of a mix would show in a query's gradient.
+        partials, lses, sources, rstd = inter(sources, rstd, weight, self.num_heads, self.kernels, exact=True)
+        return sources, rstd, (*partials, *lses, *null.unbind(0), *own.unbind(0))
 
     def write(self, state: State, stream: Tensor, added: Tensor, site: int) -> State:
         """Record the new stream, and what the block of `site` has added so far: a source if that completes it."""
@@ -100,17 +105,40 @@ def gated_merge(
     null: (D,), the null source, which takes the place of a row in every token. weight: (D,), that of the site.
     The gradients of gate, null and weight are sums over tokens.
     """
-    dtype = accumulation_dtype(partial.dtype)
-    gate = gate.to(stream.dtype)
-    null = null.to(partial.dtype)  # a source like the others: rounded as they are
-    row = null.to(dtype)
-    rstd = torch.rsqrt(row.square().mean() + eps)
-    logit = rstd * (row * weight.to(dtype)).unflatten(-1, (num_heads, -1)).sum(-1)
+    null = null.to(partial.dtype)
+    gates = gate.to(stream.dtype).unsqueeze(0)
+    own = logits_and_gates(gates, null.unsqueeze(0), weight.unsqueeze(0), num_heads, eps)
+    return _gated_merge(stream, partial, lse_in, null, own[0], num_heads, kernels)
+
+
+def logits_and_gates(gate: Tensor, null: Tensor, weight: Tensor, num_heads: int, eps: float) -> Tensor:
+    """For each of S sites the logits (H,) of its null source, then its gate, padded to four numbers or a multiple.
+
+    gate: (S, 1) and null: (S, D), both as rounded. weight: (S, D). So each row begins where a vector load may, and many
+    sites take as many small kernels as one.
+    """
+    dtype = accumulation_dtype(null.dtype)
+    rows = null.to(dtype)
+    rstd = torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+    logits = rstd * (rows * weight.to(dtype)).unflatten(-1, (num_heads, -1)).sum(-1)
+    return torch.nn.functional.pad(torch.cat([logits, gate.to(dtype)], -1), (0, -(num_heads + 1) % 4))
+
+
+def _gated_merge(
+    stream: Tensor,
+    partial: Tensor,
+    lse_in: Tensor,
+    null: Tensor,
+    logits_and_gate: Tensor,
+    num_heads: int,
+    kernels: bool,
+) -> Tensor:
+    tensors = (stream, partial, lse_in, null, logits_and_gate)
     if torch.compiler.is_compiling():
-        return gated_op(stream, gate, partial, lse_in, null, logit, num_heads, kernels)
+        return gated_op(*tensors, num_heads, kernels)
     if not torch.is_grad_enabled():
-        return _bodies(kernels).gated_forward(stream, gate, partial, lse_in, null, logit, num_heads)
-    return _Gated.apply(stream, gate, partial, lse_in, null, logit, num_heads, kernels)
+        return _bodies(kernels).gated_forward(*tensors, num_heads)
+    return _Gated.apply(*tensors, num_heads, kernels)
 
 
 class _Gated(torch.autograd.Function):
@@ -125,7 +153,7 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         if grad is None:
-            return (None,) * 8
+            return (None,) * 7
         grads = _bodies(ctx.kernels).gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
         return grad, *grads, None, None
 
@@ -133,25 +161,23 @@ class _Gated(torch.autograd.Function):
 @torch.library.custom_op("depthroute::gated_merge", mutates_args=())
 def gated_op(
     stream: Tensor,
-    gate: Tensor,
     partial: Tensor,
     lse_in: Tensor,
     null: Tensor,
-    null_logit: Tensor,
+    logits_and_gate: Tensor,
     num_heads: int,
     kernels: bool,
 ) -> Tensor:
-    return _bodies(kernels).gated_forward(stream, gate, partial, lse_in, null, null_logit, num_heads)
+    return _bodies(kernels).gated_forward(stream, partial, lse_in, null, logits_and_gate, num_heads)
 
 
 @gated_op.register_fake
 def _(
     stream: Tensor,
-    gate: Tensor,
     partial: Tensor,
     lse_in: Tensor,
     null: Tensor,
-    null_logit: Tensor,
+    logits_and_gate: Tensor,
     num_heads: int,
     kernels: bool,
 ) -> Tensor:
@@ -160,31 +186,17 @@ def _(
 
 @torch.library.custom_op("depthroute::gated_merge_backward", mutates_args=())
 def gated_backward_op(
-    grad: Tensor,
-    gate: Tensor,
-    partial: Tensor,
-    lse_in: Tensor,
-    null: Tensor,
-    null_logit: Tensor,
-    num_heads: int,
-    kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _bodies(kernels).gated_backward(grad, gate, partial, lse_in, null, null_logit, num_heads)
+    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _bodies(kernels).gated_backward(grad, partial, lse_in, null, logits_and_gate, num_heads)
 
 
 @gated_backward_op.register_fake
 def _(
-    grad: Tensor,
-    gate: Tensor,
-    partial: Tensor,
-    lse_in: Tensor,
-    null: Tensor,
-    null_logit: Tensor,
-    num_heads: int,
-    kernels: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    vectors = gate.new_empty(gate.shape), null.new_empty(null.shape), null_logit.new_empty(null_logit.shape)
-    return vectors[0], _row_like(partial), _stat_like(partial, num_heads), vectors[1], vectors[2]
+    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own = logits_and_gate.new_empty(logits_and_gate.shape)
+    return _row_like(partial), _stat_like(partial, num_heads), null.new_empty(null.shape), own
 
 
 def _gated_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -195,7 +207,7 @@ def _gated_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gated_backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 8
+        return (None,) * 7
     return grad, *gated_backward_op(grad, *ctx.saved_tensors, ctx.num_heads, ctx.kernels), None, None
 
 
