@@ -47,7 +47,7 @@ def test_with_closed_gates_only_the_map_is_left():
     with torch.no_grad():
         for read in chain.reads:
             read.gate.zero_()
-    torch.testing.assert_close(deltas.with_map_alone(chain), deltas.with_reference(chain), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(chains.with_map_alone(chain, deltas.join), deltas.with_reference(chain), rtol=1e-12, atol=1e-12)
 
 
 def test_a_right_chain_is_green_and_a_wrong_one_is_not():
@@ -73,4 +73,4 @@ def test_the_8b_shape_has_a_stream_that_stays_in_range():
     shape = chains.SHAPES["8b-delta"]
     assert (shape.sites, shape.tokens, shape.width, shape.heads, shape.block) == (64, 2 * 4096, 4096, 8, 8)
     chain = deltas.make_chain(shape, torch.bfloat16, "cpu", tokens=2)
-    assert 1 < deltas.with_map_alone(chain).detach().float().square().mean().sqrt() < 20
+    assert 1 < chains.with_map_alone(chain, deltas.join).detach().float().square().mean().sqrt() < 20

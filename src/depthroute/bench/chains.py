@@ -118,11 +118,16 @@ def with_engine(chain: Chain, *, kernels: bool = True, plan: Plan | None = None)
     return engine.finish(state, chain.reads)
 
 
-def with_map_alone(chain: Chain) -> Tensor:
-    """What joins the sites, and nothing else."""
+def join(x: Tensor, factor: Tensor) -> Tensor:
+    """What joins two sites."""
+    return x * factor
+
+
+def with_map_alone(chain: Chain, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What joins the sites, and nothing else. A compiled `join` is still one for each site, as between reads."""
     x = chain.x
     for factor in chain.factors:
-        x = x * factor
+        x = join(x, factor)
     return x
 
 

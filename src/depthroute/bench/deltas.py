@@ -75,12 +75,9 @@ def with_engine(chain: DeltaChain, *, kernels: bool = True) -> Tensor:
     return state[0]
 
 
-def with_map_alone(chain: DeltaChain) -> Tensor:
-    """What joins the sites, with its additions to the stream; the sums of a block are work of the reads."""
-    stream = chain.x
-    for factor in chain.factors:
-        stream = stream + stream * factor
-    return stream
+def join(stream: Tensor, factor: Tensor) -> Tensor:
+    """What joins two sites: an addition to the stream; the sums of a block are work of the reads."""
+    return stream + stream * factor
 
 
 def with_reference(chain: DeltaChain) -> Tensor:
