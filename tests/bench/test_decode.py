@@ -36,6 +36,11 @@ def test_every_scheme_is_checked_and_timed_beside_the_first():
     assert "mhar" in decode.table(rows)
 
 
+def test_compiled_models_are_checked_and_timed_as_they_run():
+    rows = decode.measure("tiny", ["additive", "mhar"], **SIZES, compiled=True, device="cpu", times=timed)
+    assert all(row["compiled"] and row["green"] and "ms" in row for row in rows)
+
+
 def test_a_scheme_that_fails_its_check_gets_no_number(monkeypatch):
     monkeypatch.setattr(decode.Decoder, "error", lambda self: 1.0 if self.scheme == "mhar" else 0.0)
     rows = decode.measure("tiny", ["additive", "mhar"], **SIZES, device="cpu", times=timed)

@@ -47,7 +47,9 @@ def test_with_closed_gates_only_the_map_is_left():
     with torch.no_grad():
         for read in chain.reads:
             read.gate.zero_()
-    torch.testing.assert_close(chains.with_map_alone(chain, deltas.join), deltas.with_reference(chain), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        chains.with_map_alone(chain, deltas.join), deltas.with_reference(chain), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_right_chain_is_green_and_a_wrong_one_is_not():

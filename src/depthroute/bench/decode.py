@@ -1,10 +1,11 @@
 """Generation: milliseconds a token with a static cache, and of the prompt before it. Schemes side by side.
 
     python -m depthroute.bench.decode --out DIR --preset 1b [--schemes additive mhar] [--batches 1 32] [--context 1024]
-        [--prefill 8 2048]
+        [--prefill 8 2048] [--compile]
 
-A decode step is one forward of one token for each sequence, replayed from a CUDA graph and launched from Python. Before
-anything is timed, steps through the cache must give the logits of one forward over the whole text.
+A decode step is one forward of one token for each sequence, replayed from a CUDA graph and launched from Python; with
+--compile as torch.compile makes it, which fuses the norms and additions of every scheme. Before anything is timed,
+steps through the cache must give the logits of one forward over the whole text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LEAST_CONTEXT = 64  # half of it has places for all steps that `_times` runs
 class Decoder:
     """One scheme's model, and steps of its generation."""
 
-    def __init__(self, scheme: str, decoder: Any, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, scheme: str, decoder: Any, dtype: torch.dtype, device: str, compiled: bool = False) -> None:
         import depthroute
 
         torch.manual_seed(0)
@@ -48,6 +49,7 @@ class Decoder:
         model: Any = depthroute.DepthRoutedForCausalLM(config)
         self.scheme, self.decoder, self.dtype, self.device = scheme, decoder, dtype, device
         self.model = model.to(device, dtype).eval()
+        self.run = torch.compile(self.forward, fullgraph=True, dynamic=False) if compiled else self.forward
 
     @torch.no_grad()
     def forward(self, ids: Tensor, cache: StaticCache | None = None, masks: dict[str, None] | None = None) -> Tensor:
@@ -73,19 +75,19 @@ class Decoder:
         self.forward(ids[:, : length - last], cache)
         worst = 0.0
         for end in range(length - last + 1, length + 1):
-            stepped, whole = self.forward(ids[:, end - 1 : end], cache).float(), self.forward(ids[:, :end]).float()
+            stepped, whole = self.run(ids[:, end - 1 : end], cache).float(), self.forward(ids[:, :end]).float()
             worst = max(worst, float((stepped - whole).abs().max() / whole.abs().max()))
         return worst
 
     def step(self, batch: int, context: int) -> Callable[[], Any]:
         """A decode step with half of the cache filled; it may be called as often as half of the cache has places."""
         cache, ids = self.filled(batch, context // 2, context), self.ids(batch, 1, seed=2)
-        return lambda: self.forward(ids, cache)
+        return lambda: self.run(ids, cache)
 
     def prompt(self, batch: int, length: int) -> Callable[[], Any]:
         """The forward of a prompt."""
         ids = self.ids(batch, length)
-        return lambda: self.forward(ids, masks=NO_MASKS)
+        return lambda: self.run(ids, masks=NO_MASKS)
 
 
 def measure(
@@ -96,6 +98,7 @@ def measure(
     context: int,
     prefill: tuple[int, int],
     overrides: dict[str, Any],
+    compiled: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
     times: Callable[[Callable[[], Any]], dict[str, Any]] | None = None,
@@ -108,11 +111,14 @@ def measure(
 
     times = times or _times
     decoder = presets.decoder_config(preset, **overrides)
-    models = [Decoder(scheme, decoder, dtype, device) for scheme in schemes]
+    models = [Decoder(scheme, decoder, dtype, device, compiled) for scheme in schemes]
+    # One graph for each model and size; beyond the limit the compiler would give up without a word.
+    torch._dynamo.config.recompile_limit = max(8, len(schemes) * (len(batches) + 2))
     rows: list[dict[str, Any]] = []
     for model in models:
         error = model.error()
-        row = {"preset": preset, "scheme": model.scheme, "error": error, "green": error <= ALLOWED[dtype]}
+        row = {"preset": preset, "scheme": model.scheme, "compiled": compiled}
+        row |= {"error": error, "green": error <= ALLOWED[dtype]}
         rows += [{**row, "what": "decode", "batch": batch, "length": context} for batch in batches]
         rows.append({**row, "what": "prefill", "batch": prefill[0], "length": prefill[1]})
     for what, batch, length in [*(("decode", batch, context) for batch in batches), ("prefill", *prefill)]:
@@ -165,6 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--overrides", nargs="*", type=field, default=[], metavar="FIELD=VALUE", help="of the decoder configuration"
     )
+    parser.add_argument("--compile", action="store_true", help="measure what torch.compile makes of the models")
     options = parser.parse_args(arguments)
     options.out = new_folder(options.out, "--out")
     if options.context < LEAST_CONTEXT:
@@ -177,10 +184,11 @@ def main(arguments: list[str] | None = None) -> None:
         context=options.context,
         prefill=tuple(options.prefill),
         overrides=dict(options.overrides),
+        compiled=options.compile,
     )
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "decode.json").write_text(json.dumps({"environment": timing.environment(), "rows": rows}, indent=1))
-    print(f"{timing.environment()['device']}, bf16")
+    print(f"{timing.environment()['device']}, bf16{', compiled' if options.compile else ''}")
     print(table(rows))
 
 
