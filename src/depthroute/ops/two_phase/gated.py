@@ -13,7 +13,8 @@ from torch.autograd.function import once_differentiable
 from depthroute.ops.reference import accumulation_dtype
 from depthroute.ops.two_phase.engine import check_source
 from depthroute.ops.two_phase.plan import Plan
-from depthroute.ops.two_phase.register import _bodies, _row_like, _stat_like, inter
+from depthroute.ops.two_phase.operators import bodies, row_like, stat_like
+from depthroute.ops.two_phase.register import inter
 
 State = tuple[Tensor, ...]
 
@@ -137,7 +138,7 @@ def _gated_merge(
     if torch.compiler.is_compiling():
         return gated_op(*tensors, num_heads, kernels)
     if not torch.is_grad_enabled():
-        return _bodies(kernels).gated_forward(*tensors, num_heads)
+        return bodies(kernels).gated_forward(*tensors, num_heads)
     return _Gated.apply(*tensors, num_heads, kernels)
 
 
@@ -147,14 +148,14 @@ class _Gated(torch.autograd.Function):
         *tensors, ctx.num_heads, ctx.kernels = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        return _bodies(ctx.kernels).gated_forward(stream, *tensors, ctx.num_heads)
+        return bodies(ctx.kernels).gated_forward(stream, *tensors, ctx.num_heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * 7
-        grads = _bodies(ctx.kernels).gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
+        grads = bodies(ctx.kernels).gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
         return grad, *grads, None, None
 
 
@@ -168,7 +169,7 @@ def gated_op(
     num_heads: int,
     kernels: bool,
 ) -> Tensor:
-    return _bodies(kernels).gated_forward(stream, partial, lse_in, null, logits_and_gate, num_heads)
+    return bodies(kernels).gated_forward(stream, partial, lse_in, null, logits_and_gate, num_heads)
 
 
 @gated_op.register_fake
@@ -181,14 +182,14 @@ def _(
     num_heads: int,
     kernels: bool,
 ) -> Tensor:
-    return _row_like(stream)
+    return row_like(stream)
 
 
 @torch.library.custom_op("depthroute::gated_merge_backward", mutates_args=())
 def gated_backward_op(
     grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _bodies(kernels).gated_backward(grad, partial, lse_in, null, logits_and_gate, num_heads)
+    return bodies(kernels).gated_backward(grad, partial, lse_in, null, logits_and_gate, num_heads)
 
 
 @gated_backward_op.register_fake
@@ -196,7 +197,7 @@ def _(
     grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     own = logits_and_gate.new_empty(logits_and_gate.shape)
-    return _row_like(partial), _stat_like(partial, num_heads), null.new_empty(null.shape), own
+    return row_like(partial), stat_like(partial, num_heads), null.new_empty(null.shape), own
 
 
 def _gated_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
