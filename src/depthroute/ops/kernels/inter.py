@@ -182,7 +182,7 @@ def inter_forward_kernel(
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
 def inter_backward_kernel(
     table, weight, weight_parts, N, S, T, steps, dtype: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr,
-    ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    RSTD_SUMS: tl.constexpr, ONE: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, of the sums so far, of the gradients; the same of rstd; then for the sites the
@@ -216,8 +216,9 @@ def inter_backward_kernel(
                 sums = tl.load(table + N + octets, mask=row_there, other=0)
                 summed = row_there & (sums != tl.load(table + octets, mask=row_there, other=0))
                 sums = octets_at(table + N, octets, summed, dtype)
-                r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
                 so_far = load_octets(sums, row, summed, K, C, W, P)
+            if RSTD_SUMS:
+                r_sums, r_summed = _sums(table, N, 3 * N, 4 * N, n, there, tl.float32)
                 r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
             target = octets_at(table + 2 * N, octets, row_there, dtype)
             r_target = pointers_at(table + 5 * N, n, there, tl.float32)
@@ -230,7 +231,7 @@ def inter_backward_kernel(
             dl = p * (dp + dz[None, :])
             u = dl * r[:, None]
             dr = tl.sum(dl * raw, 1)
-            if SUMS:
+            if RSTD_SUMS:
                 dr += r_sum
             store_factor(r_target + stat, dr, there)
 
@@ -318,8 +319,8 @@ def backward(
             [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *queries, *sites[1], *sites[2]]
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
-        summed = any(tensor is not None for tensor in (*addends, *rstd_addends))
-        flags = (exact, summed, exact and len(rows) <= tile.sources)
+        summed, rstd_summed = (any(tensor is not None for tensor in tensors) for tensors in (addends, rstd_addends))
+        flags = (exact, summed, rstd_summed, exact and len(rows) <= tile.sources)
         constants = (_TYPES[like.dtype], *flags, *tile.block(num_heads, D))
         options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, **options)

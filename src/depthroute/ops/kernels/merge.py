@@ -131,7 +131,7 @@ def merge_backward_kernel(
     partial_grad, normaliser_grad, weight_parts,
     M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
-    NORM: tl.constexpr, SUMS: tl.constexpr,
+    NORM: tl.constexpr, SUMS: tl.constexpr, RSTD_SUMS: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = grad.dtype.element_ty
     D: tl.constexpr = H * K
@@ -178,7 +178,7 @@ def merge_backward_kernel(
             raw = tl.load(raws + i * tl.cast(T, tl.int64) * H + stat, mask=live_stat & (i < M), other=0.0)
             if i == 0:
                 dr = tl.load(rstd_grad + stat, mask=live_stat & (has_rstd_grad != 0), other=0.0)
-            elif SUMS:
+            elif RSTD_SUMS:
                 summed = live_stat & (((has_rstd_sums >> (i - 1)) & 1) != 0)
                 dr = tl.load(_at(rstd_sums[i - 1], tl.float32) + stat, mask=summed, other=0.0)
             else:
@@ -326,7 +326,7 @@ def backward(
             partial_grad, normaliser_grad, weight_parts, m, T, steps,
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
         )  # fmt: skip
-        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums or has_rstd_sums))
+        constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums), bool(has_rstd_sums))
         options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(merge_backward_kernel, programs, arguments, constants, **options)
         weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)

@@ -50,7 +50,8 @@ def inter(
         partials, lses = _operators(kernels).inter_forward(tuple(sources), tuple(rstd), weight, num_heads)
         return tuple(partials), tuple(lses), tuple(sources), tuple(rstd)
     outputs = _apply("inter", kernels, weight, num_heads, exact, n, *sources, *rstd)
-    return outputs[:s], outputs[s : 2 * s], outputs[2 * s : 2 * s + n], outputs[2 * s + n :]
+    later = _for_later_readers(sources, outputs[2 * s : 2 * s + n])
+    return outputs[:s], outputs[s : 2 * s], later, outputs[2 * s + n :]
 
 
 def merge(
@@ -80,7 +81,13 @@ def merge(
     out, newest, *rest = _apply(
         "merge", kernels, partial, lse_in, weight, norm_weight, num_heads, eps, norm_eps, m, *sources, *rstd
     )
-    return Merged(out, tuple(rest[:m]), (*rest[m:], newest))
+    return Merged(out, _for_later_readers(sources, rest[:m]), (*rest[m:], newest))
+
+
+def _for_later_readers(sources: Sequence[Tensor], handed_on: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Eagerly the sources as a reader hands them on, so that gradients add up in its kernel; torch.compile sums all
+    gradients of a source in one kernel of its own, with whatever comes before it, which costs less."""
+    return tuple(sources if torch.compiler.is_compiling() else handed_on)
 
 
 def _operators(kernels: bool) -> Any:
