@@ -27,6 +27,7 @@ from depthroute.ops.kernels.settings import (
 SHARED = 232448  # bytes of shared memory that a program of an H200 may have
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "null"}
+SUMS = ((False, False), (False, True), (True, True))  # so far of rows, of rstd; the second ones under torch.compile
 LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
 
 
@@ -61,8 +62,9 @@ def merges(heads: int, width: int) -> None:
     compile_one(gated.gated_backward_kernel, of_gated, num_warps=backward.warps, maxnreg=registers)
     for norm in (False, True):
         compile_one(merge.merge_forward_kernel, {**of_forward, "NORM": norm}, num_warps=forward.warps)
-        for sums in (False, True):
-            compile_one(merge.merge_backward_kernel, {**of_backward, "NORM": norm, "SUMS": sums}, **more)
+        for sums, rstd_sums in SUMS:
+            flags = {"NORM": norm, "SUMS": sums, "RSTD_SUMS": rstd_sums}
+            compile_one(merge.merge_backward_kernel, {**of_backward, **flags}, **more)
 
 
 def inters(heads: int, width: int, sites: int = 3, dtype: tl.dtype = tl.bfloat16) -> None:
@@ -79,8 +81,8 @@ def inters(heads: int, width: int, sites: int = 3, dtype: tl.dtype = tl.bfloat16
     constants, options = constants_of("forward")
     compile_one(inter.inter_forward_kernel, constants, **options)
     constants, options = constants_of("backward")
-    for (exact, one), sums in itertools.product(((False, False), (True, False), (True, True)), (False, True)):
-        flags = {"EXACT": exact, "ONE": one, "SUMS": sums}
+    for (exact, one), (sums, rstd_sums) in itertools.product(((False, False), (True, False), (True, True)), SUMS):
+        flags = {"EXACT": exact, "ONE": one, "SUMS": sums, "RSTD_SUMS": rstd_sums}
         if sites == 3 or (exact and sums):  # the most that there can be
             compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
 

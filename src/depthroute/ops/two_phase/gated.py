@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from depthroute.ops.reference import accumulation_dtype
 from depthroute.ops.two_phase.engine import check_source
-from depthroute.ops.two_phase.plan import Plan
 from depthroute.ops.two_phase.operators import bodies, row_like, stat_like
+from depthroute.ops.two_phase.plan import Plan
 from depthroute.ops.two_phase.register import inter
 
 State = tuple[Tensor, ...]
