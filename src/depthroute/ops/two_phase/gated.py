@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from depthroute.ops.reference import accumulation_dtype
 from depthroute.ops.two_phase.engine import check_source
-from depthroute.ops.two_phase.operators import bodies, row_like, stat_like
 from depthroute.ops.two_phase.plan import Plan
-from depthroute.ops.two_phase.register import inter
+from depthroute.ops.two_phase.register import gated, inter
 
 State = tuple[Tensor, ...]
 
@@ -51,7 +49,7 @@ class GatedEngine:
             sources, rstd, ahead = self._open_tile(state, rstd, reads[first:end])
             state = (state[0], *sources, *state[1 + count :])
         partial, lse, null, own = (ahead[i : i + end - site] for i in range(0, len(ahead), end - site))
-        out = _gated_merge(state[0], partial[0], lse[0], null[0], own[0], self.num_heads, self.kernels)
+        out = gated(state[0], partial[0], lse[0], null[0], own[0], self.num_heads, self.kernels)
         return out, (*state[:before], *rstd, *partial[1:], *lse[1:], *null[1:], *own[1:])
 
     def _open_tile(self, state: State, rstd: State, reads: Any) -> tuple[State, State, State]:
@@ -109,7 +107,7 @@ def gated_merge(
     null = null.to(partial.dtype)
     gates = gate.to(stream.dtype).unsqueeze(0)
     own = logits_and_gates(gates, null.unsqueeze(0), weight.unsqueeze(0), num_heads, eps)
-    return _gated_merge(stream, partial, lse_in, null, own[0], num_heads, kernels)
+    return gated(stream, partial, lse_in, null, own[0], num_heads, kernels)
 
 
 def logits_and_gates(gate: Tensor, null: Tensor, weight: Tensor, num_heads: int, eps: float) -> Tensor:
@@ -123,93 +121,3 @@ def logits_and_gates(gate: Tensor, null: Tensor, weight: Tensor, num_heads: int,
     rstd = torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
     logits = rstd * (rows * weight.to(dtype)).unflatten(-1, (num_heads, -1)).sum(-1)
     return torch.nn.functional.pad(torch.cat([logits, gate.to(dtype)], -1), (0, -(num_heads + 1) % 4))
-
-
-def _gated_merge(
-    stream: Tensor,
-    partial: Tensor,
-    lse_in: Tensor,
-    null: Tensor,
-    logits_and_gate: Tensor,
-    num_heads: int,
-    kernels: bool,
-) -> Tensor:
-    tensors = (stream, partial, lse_in, null, logits_and_gate)
-    if torch.compiler.is_compiling():
-        return gated_op(*tensors, num_heads, kernels)
-    if not torch.is_grad_enabled():
-        return bodies(kernels).gated_forward(*tensors, num_heads)
-    return _Gated.apply(*tensors, num_heads, kernels)
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, stream: Tensor, *inputs: Any) -> Tensor:
-        *tensors, ctx.num_heads, ctx.kernels = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        return bodies(ctx.kernels).gated_forward(stream, *tensors, ctx.num_heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 7
-        grads = bodies(ctx.kernels).gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
-        return grad, *grads, None, None
-
-
-@torch.library.custom_op("depthroute::gated_merge", mutates_args=())
-def gated_op(
-    stream: Tensor,
-    partial: Tensor,
-    lse_in: Tensor,
-    null: Tensor,
-    logits_and_gate: Tensor,
-    num_heads: int,
-    kernels: bool,
-) -> Tensor:
-    return bodies(kernels).gated_forward(stream, partial, lse_in, null, logits_and_gate, num_heads)
-
-
-@gated_op.register_fake
-def _(
-    stream: Tensor,
-    partial: Tensor,
-    lse_in: Tensor,
-    null: Tensor,
-    logits_and_gate: Tensor,
-    num_heads: int,
-    kernels: bool,
-) -> Tensor:
-    return row_like(stream)
-
-
-@torch.library.custom_op("depthroute::gated_merge_backward", mutates_args=())
-def gated_backward_op(
-    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return bodies(kernels).gated_backward(grad, partial, lse_in, null, logits_and_gate, num_heads)
-
-
-@gated_backward_op.register_fake
-def _(
-    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    own = logits_and_gate.new_empty(logits_and_gate.shape)
-    return row_like(partial), stat_like(partial, num_heads), null.new_empty(null.shape), own
-
-
-def _gated_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, *tensors, ctx.num_heads, ctx.kernels = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-
-
-def _gated_backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 7
-    return grad, *gated_backward_op(grad, *ctx.saved_tensors, ctx.num_heads, ctx.kernels), None, None
-
-
-gated_op.register_autograd(_gated_backward, setup_context=_gated_setup)

@@ -40,6 +40,12 @@ class Operators:
     def merge_backward(self, *arguments: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
         return merge_backward_op(*map(_listed, arguments), self.kernels)
 
+    def gated_forward(self, *arguments: Any) -> Tensor:
+        return gated_op(*arguments, self.kernels)
+
+    def gated_backward(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return gated_backward_op(*arguments, self.kernels)
+
 
 def _listed(argument: Any) -> Any:
     return list(argument) if isinstance(argument, tuple) else argument
@@ -183,6 +189,47 @@ def _(
         weight.new_empty(weight.shape),
         norm_grad,
     )
+
+
+@torch.library.custom_op("depthroute::gated_merge", mutates_args=())
+def gated_op(
+    stream: Tensor,
+    partial: Tensor,
+    lse_in: Tensor,
+    null: Tensor,
+    logits_and_gate: Tensor,
+    num_heads: int,
+    kernels: bool,
+) -> Tensor:
+    return bodies(kernels).gated_forward(stream, partial, lse_in, null, logits_and_gate, num_heads)
+
+
+@gated_op.register_fake
+def _(
+    stream: Tensor,
+    partial: Tensor,
+    lse_in: Tensor,
+    null: Tensor,
+    logits_and_gate: Tensor,
+    num_heads: int,
+    kernels: bool,
+) -> Tensor:
+    return row_like(stream)
+
+
+@torch.library.custom_op("depthroute::gated_merge_backward", mutates_args=())
+def gated_backward_op(
+    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return bodies(kernels).gated_backward(grad, partial, lse_in, null, logits_and_gate, num_heads)
+
+
+@gated_backward_op.register_fake
+def _(
+    grad: Tensor, partial: Tensor, lse_in: Tensor, null: Tensor, logits_and_gate: Tensor, num_heads: int, kernels: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own = logits_and_gate.new_empty(logits_and_gate.shape)
+    return row_like(partial), stat_like(partial, num_heads), null.new_empty(null.shape), own
 
 
 def row_like(source: Tensor) -> Tensor:

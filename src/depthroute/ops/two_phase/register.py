@@ -1,13 +1,14 @@
-"""The two phases as differentiable operators, `inter` and `merge`.
+"""The two phases as differentiable operators, `inter` and `merge`, and `gated`, a merge beside a stream.
 
-Each is an autograd function that hands its sources on, views of themselves, to their next reader: backward, a reader
-adds its part to what later readers sent inside its own kernel. Under torch.compile the same function is traced with
-custom operators for its bodies, so that kernels stay whole. Bodies are those of `algebra` or the kernels, and all of
-it is functional: nothing is kept between calls.
+Each is an autograd function that hands its sources and their rstd on, views of themselves, to their next reader:
+backward, a reader adds its part to what later readers sent inside its own kernel. Under torch.compile the same function
+is traced with custom operators for its bodies, so that kernels stay whole; sources are not handed on there, since the
+compiler sums all gradients of one in one kernel, with whatever comes before it. Bodies are those of `algebra` or the
+kernels, and all of it is functional: nothing is kept between calls.
 
 The gradient that `inter` takes for a log-sum-exp is that of the normaliser (d lse - <d partial, partial>), which is
 what `merge` gives, so its outputs may go into `merge` and nowhere else; those of an `exact` one, for which it is d lse
-itself, into `gated_merge`.
+itself, into `gated`.
 """
 
 from collections.abc import Sequence
@@ -85,23 +86,37 @@ def merge(
 
 
 def _for_later_readers(sources: Sequence[Tensor], handed_on: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Eagerly the sources as a reader hands them on, so that gradients add up in its kernel; torch.compile sums all
-    gradients of a source in one kernel of its own, with whatever comes before it, which costs less."""
     return tuple(sources if torch.compiler.is_compiling() else handed_on)
+
+
+def gated(
+    stream: Tensor,
+    partial: Tensor,
+    lse_in: Tensor,
+    null: Tensor,
+    logits_and_gate: Tensor,
+    num_heads: int,
+    kernels: bool,
+) -> Tensor:
+    """stream + gate * mix (..., D), as `algebra.gated_forward`; partial and lse_in are those of an `exact` `inter`."""
+    tensors = (partial, lse_in, null, logits_and_gate)
+    if not torch.is_grad_enabled():
+        return _operators(kernels).gated_forward(stream, *tensors, num_heads)
+    return _apply("gated", kernels, num_heads, stream, *tensors)
 
 
 def _operators(kernels: bool) -> Any:
     return Operators(kernels) if torch.compiler.is_compiling() else bodies(kernels)
 
 
-def _apply(name: str, kernels: bool, *inputs: Any) -> tuple[Tensor, ...]:
+def _apply(name: str, kernels: bool, *inputs: Any) -> Any:
     if torch.compiler.is_compiling():
         return _traced(name, kernels, *inputs)
     return _FUNCTIONS[name].apply(bodies(kernels), *inputs)
 
 
 @torch.compiler.allow_in_graph
-def _traced(name: str, kernels: bool, *inputs: Any) -> tuple[Tensor, ...]:
+def _traced(name: str, kernels: bool, *inputs: Any) -> Any:
     """torch.compile leaves this call whole; the tracer behind it runs it, backward too, on what stands for tensors."""
     return _FUNCTIONS[name].apply(Operators(kernels), *inputs)
 
@@ -172,7 +187,23 @@ class _Merge(torch.autograd.Function):
         return None, *first, weight_grad, norm_weight_grad, *[None] * 4, *source_grads, *rstd_grads
 
 
-_FUNCTIONS: dict[str, Any] = {"inter": _Inter, "merge": _Merge}
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bodies: Any, num_heads: int, stream: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.bodies, ctx.num_heads = bodies, num_heads
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return bodies.gated_forward(stream, *tensors, num_heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 7
+        return None, None, grad, *ctx.bodies.gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
+
+
+_FUNCTIONS: dict[str, Any] = {"inter": _Inter, "merge": _Merge, "gated": _Gated}
 
 
 def _live_sites(grads: Optionals, lse_grads: Optionals) -> tuple[list[int], list[Tensor], list[Tensor]]:
