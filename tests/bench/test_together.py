@@ -18,5 +18,5 @@ def test_arms_in_processes_of_their_own_give_the_rows_of_one_process():
 
 
 def test_the_error_of_a_process_is_told():
-    with pytest.raises(RuntimeError, match=r"(?s)arm 1 has failed.*no_such"):
+    with pytest.raises(RuntimeError, match=r"arm 1, Job\(.*no_such.*, has failed: ValueError"):
         train.measure(jobs("additive", "no_such"), rounds=1, steps=1, processes=True)

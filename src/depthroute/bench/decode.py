@@ -35,6 +35,7 @@ ROUNDS = 5
 # What transformers finds for a prompt by looking at its positions: attention is causal without a mask, and a faster
 # kernel. It cannot look while a graph is captured, and would then make a mask.
 NO_MASKS = {"full_attention": None}
+GRAPHS = 64  # of one function: one for each model and size
 LEAST_CONTEXT = 64  # half of it has places for all steps that `_times` runs
 
 
@@ -90,6 +91,7 @@ class Decoder:
         return lambda: self.run(ids, masks=NO_MASKS)
 
 
+@torch._dynamo.config.patch(recompile_limit=GRAPHS)
 def measure(
     preset: str,
     schemes: list[str],
@@ -112,8 +114,6 @@ def measure(
     times = times or _times
     decoder = presets.decoder_config(preset, **overrides)
     models = [Decoder(scheme, decoder, dtype, device, compiled) for scheme in schemes]
-    # One graph for each model and size; beyond the limit the compiler would give up without a word.
-    torch._dynamo.config.recompile_limit = max(8, len(schemes) * (len(batches) + 2))
     rows: list[dict[str, Any]] = []
     for model in models:
         error = model.error()

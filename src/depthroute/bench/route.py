@@ -79,6 +79,7 @@ def runner(arm: str, shape: Shape) -> Callable[[Any], Tensor]:
 
 def _compiled(run: Callable[[Chain], Tensor]) -> Callable[[Chain], Tensor]:
     """As a compiled model reads. One graph for any number of tokens, since the checks have fewer."""
+    torch._dynamo.reset()  # the compiler gives up after eight graphs of one function, and each shape has its own
     compiled = torch.compile(run, fullgraph=True)
 
     def marked(chain: Chain) -> Tensor:

@@ -13,7 +13,7 @@ Make = Callable[[Any], tuple[Any, Any]]
 
 
 class Together:
-    """All arms, ready; RuntimeError with an arm's own error if it fails.
+    """All arms, ready; RuntimeError with an arm's own error if it fails, whose traceback goes to standard error.
 
     A context manager: at its end every process has ended.
 
@@ -24,7 +24,7 @@ class Together:
 
     def __init__(self, make: Make, jobs: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._processes, self._ends = [], []
+        self._jobs, self._processes, self._ends = jobs, [], []
         for job in jobs:
             ours, theirs = context.Pipe()
             self._processes.append(context.Process(target=_serve, args=(theirs, make, job), daemon=True))
@@ -53,9 +53,9 @@ class Together:
         try:
             worked, answer = self._ends[i].recv()
         except EOFError:
-            raise RuntimeError(f"the process of arm {i} has ended without a word") from None
+            raise RuntimeError(f"the process of arm {i}, {self._jobs[i]}, has ended without a word") from None
         if not worked:
-            raise RuntimeError(f"arm {i} has failed:\n{answer}")
+            raise RuntimeError(f"arm {i}, {self._jobs[i]}, has failed: {answer}")
         return answer
 
     def _end(self) -> None:
@@ -73,5 +73,6 @@ def _serve(end: Connection, make: Make, job: Any) -> None:
             end.send((True, getattr(arm, method)(*arguments)))
     except EOFError:
         return  # nobody asks any more
-    except Exception:
-        end.send((False, traceback.format_exc()))
+    except Exception as error:
+        traceback.print_exc()
+        end.send((False, "".join(traceback.format_exception_only(error)).strip()))

@@ -11,14 +11,16 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes: one vector load
 SPANS = (16, 64, 256)  # addresses in one launch; every list is padded to these, so only three variants are compiled
+WRITTEN = 16  # of them by one program: a thread would take longer to store them all than the launch takes
 
 _variants: dict[tuple[Any, ...], Any] = {}
 
 
 @triton.jit
-def _write(table, addresses):
+def _write(table, addresses, EACH: tl.constexpr):
+    program = tl.program_id(0)
     for i in tl.static_range(len(addresses)):
-        tl.store(table + i, addresses[i])
+        tl.store(table + i, addresses[i], mask=i // EACH == program)
 
 
 @triton.jit
@@ -53,7 +55,8 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     table = torch.empty(len(addresses), dtype=torch.int64, device=tensors[0].device)
     start = 0
     for span in spans if tensors[0].numel() else ():
-        launch(_write, 1, (table[start:], tuple(addresses[start : start + span])), (), num_warps=1)
+        written = tuple(addresses[start : start + span])
+        launch(_write, span // WRITTEN, (table[start:], written), (WRITTEN,), num_warps=1)
         start += span
     return table
 
