@@ -5,7 +5,8 @@ phases: one `inter` read of all finished sources for all sites of a tile, then f
 that read with the few sources that were born inside the tile. It is a split softmax, exact for any number of heads.
 
 algebra.py is the arithmetic in plain PyTorch, kernels/inter.py, merge.py and gated.py are the same in Triton,
-register.py makes differentiable operators of either, plan.py chooses the tiles, engine.py runs a chain of sites.
+register.py makes differentiable functions of either (operators.py is what the compiler sees of them), plan.py chooses
+the tiles, engine.py runs a chain of sites.
 """
 
 from depthroute.ops.two_phase.engine import Engine, kernels_for
