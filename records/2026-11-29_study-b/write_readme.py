@@ -86,6 +86,8 @@ arXiv 2607.27230, width control at 20,000 steps, peak 5e-4: baseline, H = 1 and 
 
 - Two seeds: read the signs and the sizes of the differences, not their p.
 - One learning rate for all widths; a wider model may want a lower one.
+- The runs at width 512 are from before the end-of-text token's embedding learned as the others do (see
+  [docs/log.md](../../docs/log.md)); those at 256 and 768 have no such fault. All arms of a width are alike in it.
 - At widths 256 and 768 kernels are replayed as CUDA graphs, at 512 launched: speeds compare within a width.
 - With the width the number of attention heads and the share of the embedding change too.
 - A twentieth of the paper's tokens.
