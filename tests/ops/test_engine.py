@@ -6,6 +6,8 @@ import threading
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 from depthroute.ops.two_phase import algebra, gated_merge, inter, merge
 from depthroute.ops.two_phase.engine import fusable_eps
@@ -144,6 +146,18 @@ def test_compiled_partial_backward_gives_the_right_gradients():
     compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
     actual = gradients((compiled(chain) * upstream).sum(), chain, x)
     assert error(actual, gradients((inner(reference) * upstream).sum(), reference, x)) <= EXACT
+
+
+def test_a_compiled_graph_is_kept_for_the_next_process():
+    x, upstream = inputs()
+    chain = make(4)
+    with fresh_cache():
+        for found in ({"autograd_cache_miss", "autograd_cache_saved"}, {"autograd_cache_hit"}):
+            torch._dynamo.reset()
+            counters.clear()
+            actual = gradients((torch.compile(chain, fullgraph=True)(x) * upstream).sum(), chain, x)
+            assert {name for name in counters["aot_autograd"] if name.startswith("autograd_cache")} == found
+    assert error(actual, results(make(4, mode="reference"), x, upstream)[1:]) <= EXACT
 
 
 def test_a_second_derivative_is_refused():

@@ -12,12 +12,15 @@ itself, into `gated`.
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from depthroute.ops.two_phase import operators
 from depthroute.ops.two_phase.operators import Operators, bodies
 
 Optionals = Sequence[Tensor | None]
@@ -119,6 +122,22 @@ def _apply(name: str, kernels: bool, *inputs: Any) -> Any:
 def _traced(name: str, kernels: bool, *inputs: Any) -> Any:
     """torch.compile leaves this call whole; the tracer behind it runs it, backward too, on what stands for tensors."""
     return _FUNCTIONS[name].apply(Operators(kernels), *inputs)
+
+
+def _keep_graphs() -> None:
+    """Let the compiler keep graphs with such calls from one process to the next, as it does with operators.
+
+    They depend on nothing but the arguments of a call and what the code here makes of them, which names the graphs.
+    """
+    from torch._inductor import config
+
+    code = b"".join(Path(file).read_bytes() for file in (__file__, operators.__file__))
+    name = f"{_traced.__module__}.{_traced.__name__}"
+    kept = {**config.unsafe_marked_cacheable_functions, name: sha256(code).hexdigest()}
+    config.unsafe_marked_cacheable_functions = kept
+
+
+_keep_graphs()
 
 
 class _Inter(torch.autograd.Function):
