@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from depthroute.training import checkpoints, hf_trainer, train, trainer
 from depthroute.training.checkpoints import MANIFEST
@@ -165,6 +166,10 @@ def test_lines_after_the_checkpoint_and_lines_cut_off_are_taken_back(recipe, uni
         file.write('{"kind": "train", "step": 7, "lo')
     train(recipe, tmp_path)
     assert_equal(tmp_path, uninterrupted)
+
+
+def test_a_checkpoint_is_a_model_that_generates_with_a_cache(uninterrupted):
+    assert AutoConfig.from_pretrained(uninterrupted / "checkpoint-12").use_cache
 
 
 def test_the_last_two_checkpoints_stay_where_they_were_asked_for(uninterrupted):

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 def return_objective(model: nn.Module, z_loss: float) -> None:
-    """In training mode let a model return what is minimised as its loss, without the logits.
+    """In training mode let a model return what is minimised as its loss, without the logits, and make no cache.
 
     That is its own loss + `z_loss` * `mean_square_log_normalizer`; in evaluation mode it is as before. Both are made
     inside the model's forward: Accelerate turns what a model returns into fp32, and a compiled graph has to store it,
@@ -21,9 +21,9 @@ def return_objective(model: nn.Module, z_loss: float) -> None:
 
     @functools.wraps(whole)
     def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = whole(model, *args, **kwargs)
         if not model.training:
-            return output
+            return whole(model, *args, **kwargs)
+        output = whole(model, *args, **{"use_cache": False, **kwargs})
         loss = output.loss
         if z_loss:
             items = kwargs.get("num_items_in_batch")

@@ -90,7 +90,7 @@ def _run_in(out: Path, recipe: Recipe, arguments: TrainingArguments, started: fl
         write_json(out / ENVIRONMENT, found)
     set_seed(recipe.seed)  # right before the model is built, so that arms of one seed share their weights
     model = _build(recipe, splits.tokenizer)
-    use_cache = model.config.use_cache
+    arguments.use_cache = model.config.use_cache  # else Trainer switches it off, in checkpoints too
     meter = Meter(arguments.world_size)
     writer = MetricsWriter(out / "metrics.jsonl", _tokens_per_step(recipe), meter, started)
     closed: list[FrozenHeap | MetricsWriter | ProgressLine] = [writer, ProgressLine(recipe.name)] if is_main else []
@@ -112,7 +112,6 @@ def _run_in(out: Path, recipe: Recipe, arguments: TrainingArguments, started: fl
         for callback in closed:
             callback.close()
 
-    model.config.use_cache = use_cache  # Trainer switches it off
     trainer.save_final(out / "final", splits.tokenizer)
     if trainer.ema is not None:
         with trainer.ema.in_the_model():
