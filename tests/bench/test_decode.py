@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from depthroute.bench import decode
 
@@ -37,8 +38,12 @@ def test_every_scheme_is_checked_and_timed_beside_the_first():
 
 
 def test_compiled_models_are_checked_and_timed_as_they_run():
+    torch._dynamo.reset()
+    counters.clear()
     rows = decode.measure("tiny", ["additive", "mhar"], **SIZES, compiled=True, device="cpu", times=timed)
     assert all(row["compiled"] and row["green"] and "ms" in row for row in rows)
+    # For each scheme a step and a prompt to check, steps of two batches and a prompt to measure.
+    assert counters["stats"]["unique_graphs"] == 2 * 5
 
 
 def test_a_scheme_that_fails_its_check_gets_no_number(monkeypatch):

@@ -27,7 +27,7 @@ from depthroute.ops.kernels.settings import (
 SHARED = 232448  # bytes of shared memory that a program of an H200 may have
 INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "null"}
-SUMS = ((False, False), (False, True), (True, True))  # so far of rows, of rstd; the second ones under torch.compile
+SUMS = tuple(itertools.product((False, True), repeat=2))  # so far of rows, of rstd; under torch.compile not of rows
 LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
 
 
@@ -57,7 +57,7 @@ def merges(heads: int, width: int) -> None:
     of_backward = dict(zip(names, backward.block(heads, width), strict=True))
     more = {"num_warps": backward.warps, "maxnreg": merge_budget(backward, 2, 4)[0]}
     compile_one(gated.gated_forward_kernel, of_forward, num_warps=forward.warps)
-    registers = gated_budget(backward, 2)[0]
+    registers = gated_budget(backward)[0]
     of_gated = {**of_backward, "OWN": -(-(heads + 1) // 4) * 4}
     compile_one(gated.gated_backward_kernel, of_gated, num_warps=backward.warps, maxnreg=registers)
     for norm in (False, True):

@@ -11,6 +11,7 @@ from torch._inductor.utils import fresh_cache
 
 from depthroute.ops.two_phase import algebra, gated_merge, inter, merge
 from depthroute.ops.two_phase.engine import fusable_eps
+from depthroute.ops.two_phase.operators import Operators
 from depthroute.ops.two_phase.plan import Plan
 from ops.engine_chains import Qwen3RMSNorm, error, gradients, inputs, make, results
 
@@ -133,6 +134,22 @@ def test_compiles_as_one_graph(checkpointed):
     assert error(actual, results(make(7, mode="reference"), x, upstream)) <= EXACT
 
 
+def test_the_compiler_sums_the_gradients_of_sources_and_the_kernels_those_of_rstd(monkeypatch):
+    torch._dynamo.reset()
+    sums = {"sources": 0, "rstd": 0}
+    backward = Operators.merge_backward
+
+    def counted(bodies, *arguments):
+        for name, addends in zip(sums, arguments[-2:], strict=True):
+            sums[name] += sum(addend is not None for addend in addends)
+        return backward(bodies, *arguments)
+
+    monkeypatch.setattr(Operators, "merge_backward", counted)
+    x, upstream = inputs()
+    (torch.compile(make(7), fullgraph=True, backend="aot_eager")(x) * upstream).sum().backward()
+    assert sums["sources"] == 0 < sums["rstd"]
+
+
 def test_compiled_partial_backward_gives_the_right_gradients():
     torch._dynamo.reset()
     x, upstream = inputs()
@@ -162,9 +179,9 @@ def test_a_compiled_graph_is_kept_for_the_next_process():
 
 def test_a_second_derivative_is_refused():
     x, upstream = inputs()
-    (gradient,) = torch.autograd.grad((make(5)(x) * upstream).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(gradient.sum(), x)
+    loss = (make(5)(x) * upstream).sum()
+    with pytest.raises(RuntimeError, match="no second derivative, and create_graph=True asks for one"):
+        torch.autograd.grad(loss, x, create_graph=True)
 
 
 def test_without_gradients_the_result_is_the_same():

@@ -69,16 +69,15 @@ class Decoder:
         return torch.randint(self.decoder.vocab_size, (batch, length), generator=generator).to(self.device)
 
     def error(self) -> float:
-        """How far logits through the cache are from those of one forward, of the largest logit."""
+        """How far logits as measured, through the cache, are from those of one launched forward, of the largest."""
         batch, length, last = CHECKED
         ids = self.ids(batch, length, seed=1)
         cache = StaticCache(config=self.decoder, max_cache_len=length)
         self.forward(ids[:, : length - last], cache)
-        worst = 0.0
+        pairs = [(self.run(ids, masks=NO_MASKS), self.forward(ids))]  # a prompt, as it is measured
         for end in range(length - last + 1, length + 1):
-            stepped, whole = self.run(ids[:, end - 1 : end], cache).float(), self.forward(ids[:, :end]).float()
-            worst = max(worst, float((stepped - whole).abs().max() / whole.abs().max()))
-        return worst
+            pairs.append((self.run(ids[:, end - 1 : end], cache), self.forward(ids[:, :end])))
+        return max(float((a.float() - b.float()).abs().max() / b.float().abs().max()) for a, b in pairs)
 
     def step(self, batch: int, context: int) -> Callable[[], Any]:
         """A decode step with half of the cache filled; it may be called as often as half of the cache has places."""

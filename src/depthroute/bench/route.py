@@ -5,7 +5,7 @@
     python -m depthroute.bench.route --out DIR --shapes 8b-delta --arms engine engine-compiled reference
     python -m depthroute.bench.route --out DIR --sweep [--shapes 350m 1b]
 
-Times are of a CUDA graph's replay and of eager launches, the map between the sites (compiled for a compiled arm)
+Times are of a CUDA graph's replay and of eager launches, the map between the sites (compiled for engine-compiled)
 subtracted from the former. No number is given for an arm of a shape whose errors against fp64 are more than 1.5 times
 those of the reference in the same dtype, or whose two runs differ in a bit. Peers, other packages' operators, are held
 to the same.

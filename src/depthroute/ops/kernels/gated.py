@@ -135,7 +135,7 @@ def backward(
     partial_grad, lse_grad = contiguous_like(partial), contiguous_like(lse_in)
     tile = merge_tile(num_heads, D // num_heads, partial.element_size(), "backward")
     blocks = cdiv(T, tile.tokens)
-    registers, programs = gated_budget(tile, grad.element_size())
+    registers, programs = gated_budget(tile)
     steps = cdiv(blocks, programs)
     programs = cdiv(blocks, steps)
     own = logits_and_gate.numel()

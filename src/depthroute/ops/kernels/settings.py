@@ -138,7 +138,7 @@ def merge_budget(tile: MergeTile, itemsize: int, num_sources: int) -> tuple[int,
 
 
 @_remembered
-def gated_budget(tile: MergeTile, itemsize: int) -> tuple[int, int]:
+def gated_budget(tile: MergeTile) -> tuple[int, int]:
     """Registers of a lane in a backward gated merge, and its programs: as many as then run at once.
 
     Of a token there are two rows, so programs must be many for enough of them to be on their way at a time.

@@ -11,15 +11,17 @@ what `merge` gives, so its outputs may go into `merge` and nowhere else; those o
 itself, into `gated`.
 """
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from depthroute.ops import reference
 from depthroute.ops.two_phase import operators
 from depthroute.ops.two_phase.operators import Operators, bodies
 
@@ -131,13 +133,31 @@ def _keep_graphs() -> None:
     """
     from torch._inductor import config
 
-    code = b"".join(Path(file).read_bytes() for file in (__file__, operators.__file__))
+    try:
+        code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], operators, reference))
+    except OSError:  # nobody can read it: graphs are made anew in each process
+        return
     name = f"{_traced.__module__}.{_traced.__name__}"
-    kept = {**config.unsafe_marked_cacheable_functions, name: sha256(code).hexdigest()}
+    kept = {**config.unsafe_marked_cacheable_functions, name: sha256(code.encode()).hexdigest()}
     config.unsafe_marked_cacheable_functions = kept
 
 
 _keep_graphs()
+
+
+def _once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """A backward that is refused where its gradients are to be differentiated in turn.
+
+    `once_differentiable` alone would take them for constants, without a word, where nothing upstream has a gradient.
+    """
+    only = once_differentiable(backward)
+
+    def checked(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("reads over depth have no second derivative, and create_graph=True asks for one")
+        return only(ctx, *grads)
+
+    return checked
 
 
 class _Inter(torch.autograd.Function):
@@ -152,7 +172,7 @@ class _Inter(torch.autograd.Function):
         return (*partials, *lses, *(tensor.view_as(tensor) for tensor in tensors))
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         n, (weight, *tensors) = ctx.n, ctx.saved_tensors
         s = len(weight)
@@ -192,7 +212,7 @@ class _Merge(torch.autograd.Function):
         return (out, newest, *(tensor.view_as(tensor) for tensor in tensors))
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor | None, rstd_grad: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
         m, (partial, lse_in, lse, newest, raws, weight, norm_weight, *tensors) = ctx.m, ctx.saved_tensors
         if grad is None and rstd_grad is None:
@@ -215,7 +235,7 @@ class _Gated(torch.autograd.Function):
         return bodies.gated_forward(stream, *tensors, num_heads)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * 7
