@@ -11,7 +11,7 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes: one vector load
 SPANS = (16, 64, 256)  # addresses in one launch; every list is padded to these, so only three variants are compiled
-WRITTEN = 16  # of them by one program: a thread would take longer to store them all than the launch takes
+WRITTEN = 16  # of them by one program, so that no thread stores hundreds
 
 _variants: dict[tuple[Any, ...], Any] = {}
 
