@@ -10,7 +10,8 @@ from torch import Tensor
 
 from depthroute.ops.kernels.launch import cdiv, launch
 
-PARTS_AT_ONCE, COLUMNS, WARPS = 256, 16, 8  # few columns, so that most of the card takes part
+COLUMNS, WARPS = 8, 8  # few columns, a sector of memory, so that most of the card takes part
+LEAST_AT_ONCE, MOST_AT_ONCE = 256, 1024  # parts: all that there are, so that they are on their way together
 
 
 @triton.jit(do_not_specialize=["P", "W", "D"])
@@ -44,5 +45,6 @@ def sum_columns(parts: Tensor, first: int, dtype: torch.dtype) -> tuple[Tensor, 
     P, width = parts.shape
     sums, others = parts.new_empty(first), parts.new_empty(width - first, dtype=dtype)
     arguments = (parts, sums, others if width > first else sums, P, width, first)
-    launch(sum_parts_kernel, cdiv(width, COLUMNS), arguments, (PARTS_AT_ONCE, COLUMNS), num_warps=WARPS)
+    at_once = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, triton.next_power_of_2(P)))
+    launch(sum_parts_kernel, cdiv(width, COLUMNS), arguments, (at_once, COLUMNS), num_warps=WARPS)
     return sums, others
