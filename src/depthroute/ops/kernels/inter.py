@@ -9,8 +9,7 @@ worked on one after the other: rows, queries and sums are tuples of them.
 The order of the channels in a product is free. Here it is the one in which each lane of a warp has a run of 8 of a
 row, 16 bytes in memory: a load is an operand as it comes, and the gradient of a source is stored as its product leaves
 it. Only what a product needs the other way round, the sources for the weights' gradients and the upstream gradients
-for those of the sources, passes shared memory, once. All loads of a block of sources are issued before anything waits,
-and what the next block or the next token takes is on its way to the L2 cache meanwhile.
+for those of the sources, passes shared memory, once. All loads of a block of sources are issued before anything waits.
 
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
 and N more read where sums so far come in: at 64 sources and 8 sites about 36 operations a byte, so memory is the bound.
@@ -43,8 +42,7 @@ from depthroute.ops.kernels.octets import (
     pointers_at,
     turned_round,
 )
-from depthroute.ops.kernels.prefetch import fetch_rows
-from depthroute.ops.kernels.rows import COMPILED, opaque, store_factor, zeros
+from depthroute.ops.kernels.rows import opaque, store_factor, zeros
 from depthroute.ops.kernels.settings import inter_budget, inter_tile
 from depthroute.ops.kernels.sums import sum_parts
 
@@ -62,19 +60,6 @@ def _sources(
     there = (n < N) & live
     r = tl.load(pointers_at(table + at_rstd, n, there, tl.float32) + (token * H + head), mask=there, other=0.0)
     return rows, r
-
-
-@triton.jit
-def _fetch_next(
-    table, N, at_rstd, first, step, steps, token, T, head,
-    size: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Bring the rows after those from `first` on, of this token or the next, and their rstd nearer."""
-    same = first + BN < N
-    asked = same | ((step + 1 < steps) & (token + 1 < T))
-    first, token = tl.where(same, first + BN, 0), tl.where(same, token, token + 1)
-    fetch_rows(table, first, N, asked, token * (H * K) + head * K, size, BN, K)
-    fetch_rows(table + at_rstd, first, N, asked, token * H + head, 4, BN, 1)
 
 
 @triton.jit
@@ -141,7 +126,6 @@ def inter_forward_kernel(
     BN: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     # The table: rows of the sources, their rstd; then for the sites the partial mixes, the log-sum-exps.
-    SIZE: tl.constexpr = dtype.primitive_bitwidth // 8
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
@@ -156,8 +140,6 @@ def inter_forward_kernel(
         for first in tl.range(0, N, BN, num_stages=1):
             there = (first + some < N) & live
             v, r = _sources(table, N, N, first, live, token, head, dtype, H, K, BN, C, W, P)
-            if COMPILED:
-                _fetch_next(table, N, N, first, step, steps, token, T, head, SIZE, H, K, BN)
             v = arrived(v)
             turned = turned_round(v)
             raw = tl.zeros((C, BN, BS), tl.float32)
@@ -207,7 +189,6 @@ def inter_backward_kernel(
     # upstream gradients, the queries as rounded, the gradients of the log-sum-exps, the log-sum-exps. No sum so far:
     # the source itself in its place; none at all: not SUMS.
     # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN.
-    SIZE: tl.constexpr = dtype.primitive_bitwidth // 8
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
     site, some = tl.arange(0, BS), tl.arange(0, BN)
@@ -221,10 +202,6 @@ def inter_backward_kernel(
         pairs = _pairs(table, 6 * N, S, live, token, head, dtype, H, K, BS, C, W, P)
         dz = tl.load(pointers_at(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(pointers_at(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
-        if COMPILED:  # what the sites have of the next token
-            asked = (step + 1 < steps) & (token + 1 < T)
-            fetch_rows(table + 6 * N, 0, S, asked, row + H * K, SIZE, BS, K)
-            fetch_rows(table + 6 * N + 2 * S, 0, 2 * S, asked, stat + H, 4, 2 * BS, 1)
         if EXACT and not ONE:
             for first in tl.range(0, N, BN, num_stages=1):
                 there = (first + some < N) & live
@@ -245,8 +222,6 @@ def inter_backward_kernel(
                 r_sum = tl.load(r_sums + stat, mask=r_summed, other=0.0)
             target = octets_at(table + 2 * N, octets, row_there, dtype)
             r_target = pointers_at(table + 5 * N, n, there, tl.float32)
-            if COMPILED:
-                _fetch_next(table, N, 3 * N, first, step, steps, token, T, head, SIZE, H, K, BN)
 
             v, g = arrived(v), arrived(pairs)
             turned = turned_round(v)

@@ -14,42 +14,18 @@ def lines_of(count, asked, size: tl.constexpr, most: tl.constexpr):
     """
     LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(most * size, LINE))
     line = tl.arange(0, LINES)
-    return asked & (line * (LINE // size) < count) & _first_copy(LINES)
+    thread = tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    return (asked & (line * (LINE // size) < count) & (thread < LINES)).to(tl.int32)
 
 
 @triton.jit
 def fetch(pointer, first, lines):
     """Bring those lines of what lies from `first` on."""
     at = first + tl.arange(0, lines.shape[0]) * (LINE // (pointer.dtype.element_ty.primitive_bitwidth // 8))
-    _prefetch((pointer + at).to(tl.int64), lines)
-
-
-@triton.jit
-def fetch_rows(table, first, end, asked, offset, size: tl.constexpr, rows: tl.constexpr, width: tl.constexpr):
-    """Bring `width` values of `size` bytes, from `offset` on, of the rows at the addresses first .. end - 1 of a table.
-
-    At most `rows` of them.
-    """
-    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(width * size, LINE))
-    line = tl.arange(0, rows * LINES)
-    row, byte = first + line // LINES, line % LINES * LINE
-    lines = asked & (row < end) & (byte < width * size) & _first_copy(rows * LINES)
-    _prefetch(tl.load(table + row, mask=lines, other=0) + (offset * size + byte), lines)
-
-
-@triton.jit
-def _first_copy(count: tl.constexpr):
-    """Which of the threads that stand for `count` things are the first to do so."""
-    thread = tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
-    return thread < count
-
-
-@triton.jit
-def _prefetch(address, asked):
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l,r",
-        [address, asked.to(tl.int32)],
+        [(pointer + at).to(tl.int64), lines],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
