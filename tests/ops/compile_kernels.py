@@ -31,7 +31,7 @@ SUMS = tuple(itertools.product((False, True), repeat=2))  # so far of rows, of r
 LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], shared: int = SHARED, **options: int) -> None:
+def compile_one(kernel: Any, constants: dict[str, Any], shared: int = SHARED, **options: int) -> Any:
     signature: dict[str, Any] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -47,6 +47,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], shared: int = SHARED, **
     where = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
     compiled = compile_kernel(ASTSource(kernel, signature, where), target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= shared, (kernel.fn.__name__, constants, compiled.metadata.shared, shared)
+    return compiled
 
 
 def merges(heads: int, width: int) -> None:
@@ -79,12 +80,18 @@ def inters(heads: int, width: int, sites: int = 3, dtype: tl.dtype = tl.bfloat16
         return {**dict(zip(names, tile.block(heads, width), strict=True)), "dtype": dtype}, options
 
     constants, options = constants_of("forward")
-    compile_one(inter.inter_forward_kernel, constants, **options)
+    check_operands(compile_one(inter.inter_forward_kernel, constants, **options), constants)
     constants, options = constants_of("backward")
     for (exact, one), (sums, rstd_sums) in itertools.product(((False, False), (True, False), (True, True)), SUMS):
         flags = {"EXACT": exact, "ONE": one, "SUMS": sums, "RSTD_SUMS": rstd_sums}
         if sites == 3 or (exact and sums):  # the most that there can be
-            compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options)
+            check_operands(compile_one(inter.inter_backward_kernel, {**constants, **flags}, **options), constants)
+
+
+def check_operands(compiled: Any, constants: dict[str, Any]) -> None:
+    """Rows are operands of the products as they are loaded: no shuffles but those of sums over a few rows or sites."""
+    if constants["K"] % 64 == 0 and constants["C"] == 1 and constants["BS"] == 8:
+        assert compiled.asm["ptx"].count("shfl.sync") <= 24, (compiled.metadata.name, constants)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from torch import Tensor
 from depthroute.ops.kernels.launch import cdiv, contiguous_like, launch, on_device, plain, pointer_table
 from depthroute.ops.kernels.octets import (
     arrived,
+    as_octets,
     channels,
     dealt,
     gathered,
@@ -174,9 +175,8 @@ def inter_forward_kernel(
         for i in tl.static_range(P):
             mixes = mixes + (tl.trans(acc[i] * whole[None, None, :], (0, 2, 1)).to(dtype),)  # noqa: RUF005
         for i in tl.static_range(P):
-            mix = tl.trans(tl.reshape(mixes[i], (C, BS // 8, 8, W)), (2, 0, 1, 3))
             k = octet_channels(i, C, W, P)
-            tl.store(partial + (token * (H * K) + head * K + k), mix, mask=row_written & (k < K))
+            tl.store(partial + (token * (H * K) + head * K + k), as_octets(mixes[i]), mask=row_written & (k < K))
 
 
 @triton.jit(do_not_specialize=["N", "S", "T", "steps"])
@@ -242,9 +242,9 @@ def inter_backward_kernel(
                     d = tl.dot(pu, dealt(g[i], dtype), dealt(so_far[i], dtype).to(tl.float32), input_precision="ieee")
                 else:
                     d = tl.dot(pu, dealt(g[i], dtype), input_precision="ieee")
-                d = tl.reshape(gathered(d.to(dtype), dtype), (C, BN // 8, 8, W))
+                d = as_octets(gathered(d.to(dtype), dtype))
                 k = octet_channels(i, C, W, P)
-                tl.store(target + (row + k), tl.trans(d, (2, 0, 1, 3)), mask=row_there & (k < K))
+                tl.store(target + (row + k), d, mask=row_there & (k < K))
 
             high, rest = high_and_low(u, dtype)
             high = tl.broadcast_to(high[None, :, :], (C, BN, BS))

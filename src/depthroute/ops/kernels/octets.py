@@ -1,13 +1,17 @@
 """Rows of one head in the layout of products on tensor cores.
 
 A block of rows is a tuple of its parts, [chunks, rows, channels]. Rows come in octets: with 8 rows of a chunk in a
-warp, a load that gives each lane 8 channels has the layout of an operand.
+warp, a load that gives each lane 8 channels has the layout of an operand. The compiler deals out the lanes of a load:
+first along the channels, then along the first dimension, since Triton 3.7 along the last but one; so that is where the
+8 rows are.
 """
 
 import triton
 import triton.language as tl
 
 from depthroute.ops.kernels.rows import as_loaded
+
+ROWS_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7))
 
 
 @triton.jit
@@ -25,8 +29,12 @@ def channels(part: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constex
 
 @triton.jit
 def octet_rows(R: tl.constexpr):
-    """Numbers of R rows, [8, 1, R / 8, 1]: with 8 rows of a chunk in a warp, loads have the layout of the products."""
-    return tl.arange(0, 8)[:, None, None, None] + 8 * tl.arange(0, R // 8)[None, None, :, None]
+    """Numbers of R rows, [8, 1, R / 8, 1] or [R / 8, 1, 8, 1]: loads of them have the layout of the products."""
+    if ROWS_FIRST:
+        rows = tl.arange(0, 8)[:, None, None, None] + 8 * tl.arange(0, R // 8)[None, None, :, None]
+    else:
+        rows = 8 * tl.arange(0, R // 8)[:, None, None, None] + tl.arange(0, 8)[None, None, :, None]
+    return rows
 
 
 @triton.jit
@@ -49,8 +57,17 @@ def load_octets(pointers, offset, there, K: tl.constexpr, C: tl.constexpr, W: tl
     for part in tl.static_range(P):
         k = octet_channels(part, C, W, P)
         values = tl.load(pointers + (offset + k), mask=there & (k < K), other=0.0)
-        rows = rows + (tl.reshape(tl.trans(values, (1, 2, 0, 3)), (C, 8 * there.shape[2], W)),)  # noqa: RUF005
+        values = tl.trans(values, (1, 2, 0, 3) if ROWS_FIRST else (1, 0, 2, 3))
+        rows = rows + (tl.reshape(values, (C, there.shape[0] * there.shape[2], W)),)  # noqa: RUF005
     return rows
+
+
+@triton.jit
+def as_octets(rows):
+    """[chunks, rows, channels] as `load_octets` loads it."""
+    C: tl.constexpr = rows.shape[0]
+    R: tl.constexpr = rows.shape[1]
+    return tl.trans(tl.reshape(rows, (C, R // 8, 8, rows.shape[2])), (2, 0, 1, 3) if ROWS_FIRST else (1, 0, 2, 3))
 
 
 @triton.jit
