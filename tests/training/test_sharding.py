@@ -83,7 +83,8 @@ def test_shards_are_clipped_and_stepped_as_whole_tensors_are(ranks, kind):
         torch.distributed.init_process_group("gloo")
         os.environ["LOCAL_WORLD_SIZE"] = "2"
         torch.manual_seed(0)
-        model, other = routed({"scheme": "mhar"}), routed({"scheme": "mhar"})
+        # In fp64: a step of AdamW makes rounding of a gradient that is nearly zero as large as any other.
+        model, other = routed({"scheme": "mhar"}).double(), routed({"scheme": "mhar"}).double()
         other.load_state_dict(model.state_dict())
         shard(model, mesh_of(kind, "cpu"))
         ids = torch.randint(64, (1, 8))
@@ -96,11 +97,11 @@ def test_shards_are_clipped_and_stepped_as_whole_tensors_are(ranks, kind):
                 norms.append(clip(each.parameters(), most))
                 optimizer.step()
                 optimizer.zero_grad()
-            torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
+            torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
         moments = optimizers[0].state[model.lm_head.weight]["exp_avg"]
         assert moments.placements == model.lm_head.weight.placements
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(whole(mine).detach(), theirs.detach(), rtol=0, atol=2e-4)
+            torch.testing.assert_close(whole(mine).detach(), theirs.detach(), rtol=0, atol=1e-8)
         torch.distributed.destroy_process_group()
 
     as_ranks(work, ranks=ranks)
