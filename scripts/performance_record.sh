@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What docs/performance.md quotes of one card: scripts/performance_record.sh OUT [PART ...], all parts by default.
-# Each part is a folder of OUT with its table and raw numbers, about one to six minutes each on an H200; parts that are
-# there are skipped, so a run that was cut goes on where it was. Nothing else should use the card.
+# Reads, whole steps, first steps and generation on one card: scripts/performance_record.sh OUT [PART ...], all parts by
+# default. Each part is a folder of OUT with its table and raw numbers; parts that are there are skipped, so a run that
+# was cut goes on where it was. Nothing else should use the card.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: scripts/performance_record.sh OUT [PART ...]}")

@@ -12,8 +12,8 @@ it. Only what a product needs the other way round, the sources for the weights' 
 for those of the sources, passes shared memory, once. All loads of a block of sources are issued before anything waits.
 
 Rows of D values for N sources, S sites and each token: forward N read and S written; backward N + S read, N written,
-and N more read where sums so far come in. What bounds it is the first-level cache, which rows, operands from shared
-memory and small numbers all pass.
+and N more read where sums so far come in. Busiest is the first-level cache, which rows, operands from shared memory
+and small numbers all pass (docs/operator.md).
 
 16-bit queries are kept as a high and a low part, whose sum has the precision of the logits' other factor and more; the
 low part is a product of its own.

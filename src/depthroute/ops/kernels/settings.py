@@ -165,15 +165,15 @@ def inter_budget(tile: InterTile, num_heads: int, itemsize: int, phase: str) -> 
     """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 
     So few registers that many warps run at once and hardly anything spills. Where it would, as backward with chunks of
-    more than 128 channels, all that there may be are faster in spite of fewer warps; so they are where no more than one
-    program of many warps fits anyway. The programs of a backward leave a sum each, so there are not too many of them
-    where there is a single head.
+    more than 128 channels, all that there may be are faster in spite of fewer warps; so they are where with few no
+    second program would run either. The programs of a backward leave a sum each, so there are not too many of them
+    where there are few heads.
     """
     narrow = tile.sites <= 8
     if phase == "forward":
         wanted = 128 if narrow else 168
     else:
-        few = narrow and tile.width * tile.parts <= CHUNK[2] and tile.warps < MAX_CHUNKS[2]
+        few = narrow and tile.width * tile.parts <= CHUNK[2] and _resident(tile.warps, 168) > 1
         wanted = 168 if few else MAX_REGISTERS
     registers = _registers(_overrides.get(f"inter_{phase}_registers", wanted), tile.warps)
     resident = min(_resident(tile.warps, registers), SHARED // (inter_shared(tile, itemsize, phase) + RESERVED))
