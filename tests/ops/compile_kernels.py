@@ -13,7 +13,7 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from depthroute.ops.kernels import gated, inter, merge
+from depthroute.ops.kernels import gated, inter, merge, sums
 from depthroute.ops.kernels.settings import (
     MAX_HEAD,
     gated_budget,
@@ -25,10 +25,10 @@ from depthroute.ops.kernels.settings import (
 )
 
 SHARED = 232448  # bytes of shared memory that a program of an H200 may have
-INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums"}
+INTS = {"N", "S", "M", "T", "steps", "has_partial", "has_rstd_grad", "has_sums", "has_rstd_sums", "has", "P", "B", "D"}
 ROWS = {"grad", "partial", "out", "gamma", "partial_grad", "stream", "null"}
 SUMS = tuple(itertools.product((False, True), repeat=2))  # so far of rows, of rstd; under torch.compile not of rows
-LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads"}
+LISTS = {"sources", "rstds", "sums", "rstd_sums", "source_grads", "rstd_grads", "merge_parts"}
 
 
 def compile_one(kernel: Any, constants: dict[str, Any], shared: int = SHARED, **options: int) -> Any:
@@ -95,6 +95,7 @@ def check_operands(compiled: Any, constants: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    compile_one(sums.sum_weights_kernel, {"BP": 1024, "BB": 256, "BD": sums.COLUMNS}, num_warps=sums.WARPS)
     for shape in ((2, 128), (2, 160)):  # heads of one part, and of several
         merges(*shape)
         inters(*shape)

@@ -51,29 +51,29 @@ from depthroute.ops.kernels.sums import sum_parts
 
 @triton.jit
 def _sources(
-    table, N, at_rstd, first, live, token, head, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    table, N, at_rstd, first, token, head, dtype: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """Rows from `first` on of one token and head, and their rstd [rows]."""
     octets = first + octet_rows(BN)
-    row_there = (octets < N) & live
+    row_there = octets < N
     rows = load_octets(octets_at(table, octets, row_there, dtype), token * (H * K) + head * K, row_there, K, C, W, P)
     n = first + tl.arange(0, BN)
-    there = (n < N) & live
+    there = n < N
     r = tl.load(pointers_at(table + at_rstd, n, there, tl.float32) + (token * H + head), mask=there, other=0.0)
     return rows, r
 
 
 @triton.jit
 def _pairs(
-    table, at, S, live, token, head, dtype: tl.constexpr,
+    table, at, S, token, head, dtype: tl.constexpr,
     H: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """For each part [C, 2 BS, W]: the upstream gradients of all sites, then their queries as rounded."""
     row = octet_rows(2 * BS)
     is_query = row >= BS
     row -= tl.where(is_query, BS - S, 0)
-    there = tl.where(is_query, row < 2 * S, (row < S) & live)
+    there = row < tl.where(is_query, 2 * S, S)
     pointers = octets_at(table + at, row, there, dtype)
     return load_octets(pointers, tl.where(is_query, 0, token * (H * K)) + head * K, there, K, C, W, P)
 
@@ -129,19 +129,19 @@ def inter_forward_kernel(
 ):  # fmt: skip
     # The table: rows of the sources, their rstd; then for the sites the partial mixes, the log-sum-exps.
     head = tl.program_id(0) % H
-    block = tl.program_id(0).to(tl.int64) // H
+    first_token = tl.program_id(0).to(tl.int64) // H * steps
+    steps = tl.minimum(steps, T - first_token).to(tl.int32)
     site, some = tl.arange(0, BS), tl.arange(0, BN)
     high, low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)
     for step in tl.range(0, steps, num_stages=1):
-        token = block * steps + opaque(step)
-        live = token < T
+        token = first_token + opaque(step)
         top = tl.full((BS,), float("-inf"), tl.float32)
         total = tl.zeros((BS,), tl.float32)
         rounded = tl.zeros((BS,), tl.float32)  # the sum of the weights as the products take them
         acc = zeros(C, W, BS, P)
         for first in tl.range(0, N, BN, num_stages=1):
-            there = (first + some < N) & live
-            v, r = _sources(table, N, N, first, live, token, head, dtype, H, K, BN, C, W, P)
+            there = first + some < N
+            v, r = _sources(table, N, N, first, token, head, dtype, H, K, BN, C, W, P)
             v = arrived(v)
             turned = turned_round(v)
             raw = tl.zeros((C, BN, BS), tl.float32)
@@ -152,7 +152,6 @@ def inter_forward_kernel(
                     raw = tl.dot(x, low[i], raw, input_precision="ieee")
             logits = tl.where(there[:, None], tl.sum(raw, 0) * r[:, None], float("-inf"))  # [BN, BS]
             new_top = tl.maximum(top, tl.max(logits, 0))
-            new_top = tl.where(live, new_top, 0.0)  # a token past the end has no logits
             decay = tl.exp(top - new_top)
             p = tl.exp(logits - new_top[None, :])
             total = total * decay + tl.sum(p, 0)
@@ -165,11 +164,11 @@ def inter_forward_kernel(
                 scaled = acc[i] * decay[None, None, :]
                 added = added + (tl.dot(turned[i], p, scaled, input_precision="ieee"),)  # noqa: RUF005
             acc = added
-        written = (site < S) & live
+        written = site < S
         lse = pointers_at(table + 2 * N + S, site, written, tl.float32)
         tl.store(lse + (token * H + head), top + tl.log(total), mask=written)
         octets = octet_rows(BS)
-        row_written = (octets < S) & live
+        row_written = octets < S
         partial = octets_at(table + 2 * N, octets, row_written, dtype)
         whole = 1 / rounded
         mixes = ()  # type: tuple[tl.tensor, ...]
@@ -192,27 +191,28 @@ def inter_backward_kernel(
     # EXACT: the gradients of the log-sum-exps are not yet those of the normalisers. ONE: N <= BN.
     head = tl.program_id(0) % H
     block = tl.program_id(0).to(tl.int64) // H
+    first_token = block * steps
+    steps = tl.minimum(steps, tl.maximum(T - first_token, 0)).to(tl.int32)  # past the end a program leaves zeros
     site, some = tl.arange(0, BS), tl.arange(0, BN)
     dw = zeros(C, W, BS, P)
     low = _queries(weight, S, head, dtype, H, K, BS, C, W, P)[1]
     for step in tl.range(0, steps, num_stages=1):
-        token = block * steps + opaque(step)
+        token = first_token + opaque(step)
         row, stat = token * (H * K) + head * K, token * H + head
-        live = token < T
-        mine = (site < S) & live
-        pairs = _pairs(table, 6 * N, S, live, token, head, dtype, H, K, BS, C, W, P)
+        mine = site < S
+        pairs = _pairs(table, 6 * N, S, token, head, dtype, H, K, BS, C, W, P)
         dz = tl.load(pointers_at(table + 6 * N + 2 * S, site, mine, tl.float32) + stat, mask=mine, other=0.0)
         z = tl.load(pointers_at(table + 6 * N + 3 * S, site, mine, tl.float32) + stat, mask=mine, other=float("inf"))
         if EXACT and not ONE:
             for first in tl.range(0, N, BN, num_stages=1):
-                there = (first + some < N) & live
-                v, r = _sources(table, N, 3 * N, first, live, token, head, dtype, H, K, BN, C, W, P)
+                there = first + some < N
+                v, r = _sources(table, N, 3 * N, first, token, head, dtype, H, K, BN, C, W, P)
                 _, p, dp = _products(arrived(v), r, low, arrived(pairs), z, there, dtype, C, BN, BS)
                 dz -= tl.sum(p * dp, 0)
         for first in tl.range(0, N, BN, num_stages=1):
             n, octets = first + some, first + octet_rows(BN)
-            there, row_there = (n < N) & live, (octets < N) & live
-            v, r = _sources(table, N, 3 * N, first, live, token, head, dtype, H, K, BN, C, W, P)
+            there, row_there = n < N, octets < N
+            v, r = _sources(table, N, 3 * N, first, token, head, dtype, H, K, BN, C, W, P)
             if SUMS:
                 sums = tl.load(table + N + octets, mask=row_there, other=0)
                 summed = row_there & (sums != tl.load(table + octets, mask=row_there, other=0))
@@ -298,6 +298,7 @@ def backward(
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
     exact: bool = False,
+    parts: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """As `two_phase.algebra.inter_backward`."""
     like, D = sources[0], sources[0].shape[-1]
@@ -310,8 +311,8 @@ def backward(
     T = like.numel() // D
     tile = inter_tile(len(weight), D // num_heads, like.element_size(), "backward")
     registers, programs = inter_budget(tile, num_heads, like.element_size(), "backward")
-    steps = cdiv(T, min(T, programs))
-    programs = cdiv(T, steps)
+    steps = cdiv(T, min(T, programs, parts or programs))
+    programs = parts or cdiv(T, steps)
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
         # A row of the queries is aligned as a token's row is.
@@ -325,7 +326,7 @@ def backward(
         constants = (_TYPES[like.dtype], *flags, *tile.block(num_heads, D))
         options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(inter_backward_kernel, programs * num_heads, arguments, constants, **options)
-        return source_grads, rstd_grads, sum_parts(weight_parts)[0]
+        return source_grads, rstd_grads, sum_parts(weight_parts) if parts is None else weight_parts
 
 
 def _in_place_of_none(tensors: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor]:

@@ -128,7 +128,7 @@ def merge_forward_kernel(
 def merge_backward_kernel(
     sources, rstds, sums, rstd_sums, source_grads, rstd_grads,
     grad, rstd_grad, partial, lse_in, lse, newest, raws, weight, gamma,
-    partial_grad, normaliser_grad, weight_parts,
+    partial_grad, normaliser_grad, weight_parts, norm_parts,
     M, T, steps, has_partial, has_rstd_grad, has_sums, has_rstd_sums, norm_eps,
     H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
     NORM: tl.constexpr, SUMS: tl.constexpr, RSTD_SUMS: tl.constexpr,
@@ -136,6 +136,8 @@ def merge_backward_kernel(
     dtype: tl.constexpr = grad.dtype.element_ty
     D: tl.constexpr = H * K
     program = tl.program_id(0).to(tl.int64)
+    run = program * steps * BT
+    steps = tl.minimum(steps, tl.maximum(tl.cdiv(T - run, BT), 0)).to(tl.int32)  # a program past the end leaves zeros as its part
     head = tl.arange(0, BH)
     # A copy for each token: a single one would be brought into the layout of the rows at each use.
     copy_at, copies = column(tl.zeros((BT,), tl.int64), H, K, BH, W), mask_of(tl.full((BT,), 1, tl.int1), H, K, BH, W)
@@ -145,8 +147,7 @@ def merge_backward_kernel(
         gm = load(gamma, copy_at, copies, P)
         dgamma = zeros(BT, BH, W, P)
     if COMPILED:  # numbers of all tokens of the program, or many; of what is absent the address is one that is there
-        run = program * steps * BT
-        lines = lines_of(tl.minimum(T - run, steps * BT) * H, True, 4, 1024)
+        lines = lines_of(tl.minimum(T - run, steps * BT) * H, steps > 0, 4, 1024)
         fetch(lse, run * H, lines)
         fetch(newest, run * H, lines)
         fetch(lse_in, run * H, lines)
@@ -156,7 +157,7 @@ def merge_backward_kernel(
             if i > 0:
                 fetch(_at(rstds[i - 1], tl.float32), run * H, lines)
     for step in range(steps):
-        first = (program * steps + opaque(step)) * BT
+        first = run + opaque(step) * BT
         token = first + tl.arange(0, BT)
         live = token < T
         stat = token[:, None] * H + head[None, :]
@@ -240,12 +241,10 @@ def merge_backward_kernel(
                     store_factor(_at(rstd_grads[i - 1], tl.float32) + stat, dr, live_stat)
                 store(_at(source_grads[i], dtype), at, d, mask_of(live, H, K, BH, W))
                 dw = add_scaled(dw, u, v)
-    # One row of sums for the weight, and behind it one for the norm's.
-    row = tl.full((1,), 1, tl.int64) * program * (2 if NORM else 1)
-    always = mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
-    store(weight_parts, column(row, H, K, BH, W), sum_tokens(dw), always)
+    part_at, always = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
+    store(weight_parts, part_at, sum_tokens(dw), always)
     if NORM:
-        store(weight_parts, column(row + 1, H, K, BH, W), sum_tokens(dgamma), always)
+        store(norm_parts, part_at, sum_tokens(dgamma), always)
 
 
 def forward(
@@ -297,6 +296,7 @@ def backward(
     norm_eps: float,
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
+    parts: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """As `two_phase.algebra.merge_backward`."""
     like, D, m = sources[0], grad.shape[-1], len(sources)
@@ -314,24 +314,25 @@ def backward(
     T, weight = grad.numel() // D, plain(weight)
     blocks = cdiv(T, tile.tokens)
     registers, programs = merge_budget(tile, grad.element_size(), m)
-    steps = cdiv(blocks, programs)
-    programs = cdiv(blocks, steps)
-    weight_parts = weight.new_empty((programs, 1 if norm_weight is None else 2, D))
+    steps = cdiv(blocks, min(programs, parts or programs))
+    programs = parts or cdiv(blocks, steps)
+    weight_parts = weight.new_empty((programs, D))
+    norm_parts = weight_parts if norm_weight is None else torch.empty_like(weight_parts)
     with on_device(grad):
         arguments = (
             _slots(rows), _slots(stats, len(rows), newest), _slots(sums), _slots(rstd_sums, len(rows), newest),
             _slots(source_grads[::-1]), _slots(rstd_grads[::-1], len(rows), newest),
             grad, newest if rstd_grad is None else plain(rstd_grad), partial, lse_in, plain(lse), plain(newest),
             plain(raws), weight, weight if norm_weight is None else plain(norm_weight),
-            partial_grad, normaliser_grad, weight_parts, m, T, steps,
+            partial_grad, normaliser_grad, weight_parts, norm_parts, m, T, steps,
             len(inter_grads), int(rstd_grad is not None), has_sums, has_rstd_sums, norm_eps,
         )  # fmt: skip
         constants = (*tile.block(num_heads, D), norm_weight is not None, bool(has_sums), bool(has_rstd_sums))
         options = {"num_warps": tile.warps, "maxnreg": registers}
         launch(merge_backward_kernel, programs, arguments, constants, **options)
-        weight_grad, norm_grad = sum_parts(weight_parts, None if norm_weight is None else norm_weight.dtype)
-        norm_grad = grad.new_empty(0) if norm_weight is None else norm_grad
-        return inter_grads, source_grads, rstd_grads, weight_grad.view(D), norm_grad
+        weight_grad = sum_parts(weight_parts) if parts is None else weight_parts
+        norm_grad = grad.new_empty(0) if norm_weight is None else sum_parts(norm_parts, norm_weight.dtype)
+        return inter_grads, source_grads, rstd_grads, weight_grad, norm_grad
 
 
 def _slots(tensors: Sequence[Tensor], count: int = 0, empty: Tensor | None = None) -> tuple[int, ...]:

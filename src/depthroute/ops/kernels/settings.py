@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
 import triton
 
 WARP = 32
@@ -181,6 +182,16 @@ def inter_budget(tile: InterTile, num_heads: int, itemsize: int, phase: str) -> 
     if phase == "backward":
         programs = min(programs, INTERPRETED_PROGRAMS if _interpreted() else 3 * MULTIPROCESSORS)
     return registers, _overrides.get(f"inter_{phase}_programs", programs)
+
+
+def weight_parts(num_sites: int, width: int, num_heads: int, dtype: torch.dtype) -> tuple[int, int]:
+    """As `two_phase.algebra.weight_parts`: as many as programs of such a backward run at once.
+
+    Whatever the number of tokens, so that shapes are the same for all of them; programs with none leave zeros.
+    """
+    head_width, itemsize = width // num_heads, dtype.itemsize
+    inter = inter_budget(inter_tile(num_sites, head_width, itemsize, "backward"), num_heads, itemsize, "backward")
+    return inter[1], merge_budget(merge_tile(num_heads, head_width, itemsize, "backward"), itemsize, 1)[1]
 
 
 def inter_shared(tile: InterTile, itemsize: int, phase: str) -> int:

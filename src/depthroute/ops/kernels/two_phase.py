@@ -6,7 +6,8 @@ from depthroute.ops.kernels.inter import backward as inter_backward
 from depthroute.ops.kernels.inter import forward as inter_forward
 from depthroute.ops.kernels.merge import backward as merge_backward
 from depthroute.ops.kernels.merge import forward as merge_forward
-from depthroute.ops.kernels.settings import obstacle
+from depthroute.ops.kernels.settings import obstacle, weight_parts
+from depthroute.ops.kernels.sums import sum_weights
 
 __all__ = [
     "gated_backward",
@@ -16,4 +17,6 @@ __all__ = [
     "merge_backward",
     "merge_forward",
     "obstacle",
+    "sum_weights",
+    "weight_parts",
 ]

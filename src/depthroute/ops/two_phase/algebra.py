@@ -53,11 +53,13 @@ def inter_backward(
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
     exact: bool = False,
+    parts: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Gradients of the sources (plus `addends`), of their rstd (plus `rstd_addends`) and of the weights (S, D).
 
     `lse_grads` are those of the normalisers, d lse - <d partial, partial>, so that no partial mix is needed. `exact`:
-    they are d lse, and the rest is made here, of the partial mix as it was before it was rounded.
+    they are d lse, and the rest is made here, of the partial mix as it was before it was rounded. `parts`: that of the
+    weights is left as so many parts (parts, S, D), of which it is the sum.
     """
     weights = _by_head(weight, num_heads)
     upstream = [_by_head(grad, num_heads) for grad in grads]
@@ -84,7 +86,7 @@ def inter_backward(
         addend = addends[n] if addends else None
         source_grads.append(_rows(_plus(total, None if addend is None else _by_head(addend, num_heads)), source))
         rstd_grads.append(_plus(r_total, rstd_addends[n] if rstd_addends else None))
-    return source_grads, rstd_grads, weight_grad.flatten(1)
+    return source_grads, rstd_grads, _in_parts(weight_grad.flatten(1), parts)
 
 
 def merge_forward(
@@ -138,12 +140,13 @@ def merge_backward(
     norm_eps: float,
     addends: Sequence[Tensor | None] = (),
     rstd_addends: Sequence[Tensor | None] = (),
+    parts: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """Gradients under `grad`, that of what the site read.
 
     `rstd_grad` is the gradient that later readers gave the newest source's rstd. Returns [d partial, d normaliser] or
-    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's (D,), and the norm
-    weight's (empty without a norm).
+    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's (D,) or (parts, D),
+    and the norm weight's (empty without a norm).
 
     The mix is made again rather than kept: as it was rounded it would bring its rounding into every gradient of a
     logit, and those nearly cancel in a query's gradient.
@@ -185,7 +188,27 @@ def merge_backward(
             rstd_grads.append(_plus(dr, rstd_addends[i] if rstd_addends else None))
         addend = addends[i] if addends else None
         source_grads.append(_rows(_plus(d, None if addend is None else _by_head(addend, num_heads)), sources[i]))
-    return inter, source_grads, rstd_grads, weight_grad, norm_grad
+    return inter, source_grads, rstd_grads, _in_parts(weight_grad, parts), norm_grad
+
+
+def _in_parts(grad: Tensor, parts: int | None) -> Tensor:
+    """A gradient as the first of so many parts, the others zero."""
+    if parts is None:
+        return grad
+    return torch.cat([grad.unsqueeze(0), grad.new_zeros((parts - 1, *grad.shape))])
+
+
+def weight_parts(num_sites: int, width: int, num_heads: int, dtype: torch.dtype) -> tuple[int, int]:
+    """In how many parts the backward of an inter read for so many sites, and that of a merge, best leave the weights'
+    gradients."""
+    return 1, 1
+
+
+def sum_weights(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None]) -> Tensor:
+    """The weights' gradients (S, D): the sum of the parts of an inter read (B, S, D) and of S merges, each (P, D)."""
+    there = next(part for part in (*merge_parts, inter_parts) if part is not None)
+    rows = [there.new_zeros(there.shape[-1]) if part is None else part.sum(0) for part in merge_parts]
+    return torch.stack(rows) if inter_parts is None else torch.stack(rows) + inter_parts.sum(0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

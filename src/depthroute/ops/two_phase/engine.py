@@ -6,7 +6,7 @@ A state before `site` reads holds, in this order,
     rstd         num_sources(site) - 1   (..., H)   of all sources but the newest
     partial mixes and log-sum-exps       (..., D), (..., H)   of this site and those after it in its tile, where the
                                                     tile has an inter read and has made it
-    weights                              (D,)       of the same sites
+    weights                              (P, D)     of the same sites, P equal copies (`register.spread`)
 
 so state[:num_sources(site)] are its sources, and every function takes and gives plain tuples: layers may pass them
 through checkpointing, reentrant too, and FSDP.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from depthroute.ops.reference import accumulation_dtype
 from depthroute.ops.two_phase.plan import Plan
-from depthroute.ops.two_phase.register import inter, merge
+from depthroute.ops.two_phase.register import inter, merge, spread
 
 State = tuple[Tensor, ...]
 
@@ -137,8 +137,7 @@ class Engine:
         """Make the inter read of a tile whose first site is `site`."""
         _, end = self.plan.tile(site)
         source = open_.sources[0]
-        weight = self._weight(site, end, reads, source)
-        rows = weight.unbind(0)
+        weight, rows = spread(self._weight(site, end, reads, source), source, self.num_heads, self.kernels)
         finished = self.plan.num_finished(site)
         if not finished:
             return open_._replace(weights=rows)

@@ -40,6 +40,13 @@ class Operators:
     def merge_backward(self, *arguments: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
         return merge_backward_op(*map(_listed, arguments), self.kernels)
 
+    def weight_parts(self, *arguments: Any) -> tuple[int, int]:
+        parts: tuple[int, int] = bodies(self.kernels).weight_parts(*arguments)
+        return parts
+
+    def sum_weights(self, inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None]) -> Tensor:
+        return sum_weights_op(inter_parts, list(merge_parts), self.kernels)
+
     def gated_forward(self, *arguments: Any) -> Tensor:
         return gated_op(*arguments, self.kernels)
 
@@ -78,10 +85,11 @@ def inter_backward_op(
     addends: Sequence[Tensor | None],
     rstd_addends: Sequence[Tensor | None],
     exact: bool,
+    parts: int | None,
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return bodies(kernels).inter_backward(
-        grads, lse_grads, sources, rstd, weight, lses, num_heads, addends, rstd_addends, exact
+        grads, lse_grads, sources, rstd, weight, lses, num_heads, addends, rstd_addends, exact, parts
     )
 
 
@@ -97,10 +105,11 @@ def _(
     addends: Sequence[Tensor | None],
     rstd_addends: Sequence[Tensor | None],
     exact: bool,
+    parts: int | None,
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     stats = [stat_like(source, num_heads) for source in sources]
-    return [row_like(source) for source in sources], stats, weight.new_empty(weight.shape)
+    return [row_like(source) for source in sources], stats, in_parts_like(weight, parts)
 
 
 @torch.library.custom_op("depthroute::merge", mutates_args=())
@@ -153,11 +162,12 @@ def merge_backward_op(
     norm_eps: float,
     addends: Sequence[Tensor | None],
     rstd_addends: Sequence[Tensor | None],
+    parts: int | None,
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     return bodies(kernels).merge_backward(
         grad, rstd_grad, partial, lse_in, lse, newest, raws, sources, rstd, weight, norm_weight, num_heads, norm_eps,
-        addends, rstd_addends,
+        addends, rstd_addends, parts,
     )  # fmt: skip
 
 
@@ -178,6 +188,7 @@ def _(
     norm_eps: float,
     addends: Sequence[Tensor | None],
     rstd_addends: Sequence[Tensor | None],
+    parts: int | None,
     kernels: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     inter_grads = [] if partial is None else [row_like(partial), stat_like(partial, num_heads)]
@@ -186,9 +197,20 @@ def _(
         inter_grads,
         [row_like(source) for source in sources],
         [stat_like(grad, num_heads) for _ in rstd],
-        weight.new_empty(weight.shape),
+        in_parts_like(weight, parts),
         norm_grad,
     )
+
+
+@torch.library.custom_op("depthroute::sum_weights", mutates_args=())
+def sum_weights_op(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None], kernels: bool) -> Tensor:
+    return bodies(kernels).sum_weights(inter_parts, merge_parts)
+
+
+@sum_weights_op.register_fake
+def _(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None], kernels: bool) -> Tensor:
+    there = next(part for part in (*merge_parts, inter_parts) if part is not None)
+    return there.new_empty((len(merge_parts), there.shape[-1]))
 
 
 @torch.library.custom_op("depthroute::gated_merge", mutates_args=())
@@ -234,6 +256,10 @@ def _(
 
 def row_like(source: Tensor) -> Tensor:
     return source.new_empty(source.shape)
+
+
+def in_parts_like(weight: Tensor, parts: int | None) -> Tensor:
+    return weight.new_empty(weight.shape if parts is None else (parts, *weight.shape))
 
 
 def stat_like(source: Tensor, num_heads: int) -> Tensor:

@@ -45,14 +45,15 @@ def inter(
     *,
     exact: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Read N finished sources (..., D), of known rstd (..., H), for S sites of weights (S, D).
+    """Read N finished sources (..., D), of known rstd (..., H), for S sites of weights (S, D), or (B, S, D) of `spread`.
 
     Returns S partial mixes (..., D), their S log-sum-exps (..., H), and the sources and rstd for later readers. With
     `exact` the rounding of a partial mix does not reach the gradients of its logits; backward, many sources are then
     passed over twice.
     """
-    n, s = len(sources), len(weight)
+    n, s = len(sources), weight.shape[-2]
     if not torch.is_grad_enabled():
+        weight, _ = _one_copy(weight, 2)
         partials, lses = _operators(kernels).inter_forward(tuple(sources), tuple(rstd), weight, num_heads)
         return tuple(partials), tuple(lses), tuple(sources), tuple(rstd)
     outputs = _apply("inter", kernels, weight, num_heads, exact, n, *sources, *rstd)
@@ -75,10 +76,11 @@ def merge(
 ) -> Merged:
     """Merge a site's part of an `inter` read, if there is one, with M >= 1 more sources (..., D), the newest last.
 
-    rstd: (..., H) of the M - 1 older sources; eps is for that of the newest. weight: (D,). With `norm_weight` the mix
-    goes through the RMSNorm that follows.
+    rstd: (..., H) of the M - 1 older sources; eps is for that of the newest. weight: (D,), or (P, D) of `spread`. With
+    `norm_weight` the mix goes through the RMSNorm that follows.
     """
     if not torch.is_grad_enabled():
+        weight, _ = _one_copy(weight, 1)
         out, _, newest, _ = _operators(kernels).merge_forward(
             partial, lse_in, tuple(sources), tuple(rstd), weight, norm_weight, num_heads, eps, norm_eps
         )
@@ -88,6 +90,17 @@ def merge(
         "merge", kernels, partial, lse_in, weight, norm_weight, num_heads, eps, norm_eps, m, *sources, *rstd
     )
     return Merged(out, _for_later_readers(sources, rest[:m]), (*rest[m:], newest))
+
+
+def spread(weight: Tensor, like: Tensor, num_heads: int, kernels: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Weights (S, D) of the sites of a tile, as an inter read of sources `like` takes them, and each as its merge does.
+
+    They are views in which each program of a backward has a copy of its own, (B, S, D) and S times (P, D), so what it
+    sums for its tokens is the gradient of that copy. All copies are summed by one kernel for the whole tile, not by one
+    for each read.
+    """
+    for_inter, *for_merges = _apply("spread", kernels, weight, like.dtype, num_heads)
+    return for_inter, tuple(for_merges)
 
 
 def _for_later_readers(sources: Sequence[Tensor], handed_on: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -160,11 +173,32 @@ def _once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, 
     return checked
 
 
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bodies: Any, weight: Tensor, dtype: torch.dtype, num_heads: int) -> tuple[Tensor, ...]:
+        of_inter, of_merge = bodies.weight_parts(*weight.shape, num_heads, dtype)
+        ctx.bodies = bodies
+        ctx.set_materialize_grads(False)
+        return weight.expand(of_inter, *weight.shape), *(row.expand(of_merge, *row.shape) for row in weight)
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, inter_parts: Tensor | None, *merge_parts: Tensor | None) -> tuple[Any, ...]:
+        nothing = inter_parts is None and all(part is None for part in merge_parts)
+        return None, None if nothing else ctx.bodies.sum_weights(inter_parts, merge_parts), None, None
+
+
+def _one_copy(weight: Tensor, dimensions: int) -> tuple[Tensor, int | None]:
+    """A weight of so many dimensions, and of how many copies of it its gradient is that; None if it is not spread."""
+    return (weight, None) if weight.dim() == dimensions else (weight[0], len(weight))
+
+
 class _Inter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, bodies: Any, weight: Tensor, num_heads: int, exact: bool, n: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
+        weight, ctx.parts = _one_copy(weight, 2)
         partials, lses = bodies.inter_forward(tensors[:n], tensors[n:], weight, num_heads)
         ctx.bodies, ctx.num_heads, ctx.exact, ctx.n = bodies, num_heads, exact, n
         ctx.set_materialize_grads(False)
@@ -183,9 +217,9 @@ class _Inter(torch.autograd.Function):
             return *[None] * 5, *addends, *rstd_addends
         source_grads, rstd_grads, weight_grad = ctx.bodies.inter_backward(
             upstream, lse_grads, sources, rstd, _select(weight, live), [lses[i] for i in live], ctx.num_heads,
-            addends, rstd_addends, ctx.exact,
+            addends, rstd_addends, ctx.exact, ctx.parts,
         )  # fmt: skip
-        return None, _spread(weight_grad, live, weight), *[None] * 3, *source_grads, *rstd_grads
+        return None, _for_all_sites(weight_grad, live, s), *[None] * 3, *source_grads, *rstd_grads
 
 
 class _Merge(torch.autograd.Function):
@@ -203,6 +237,7 @@ class _Merge(torch.autograd.Function):
         m: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
+        weight, ctx.parts = _one_copy(weight, 1)
         out, lse, newest, raws = bodies.merge_forward(
             partial, lse_in, tensors[:m], tensors[m:], weight, norm_weight, num_heads, eps, norm_eps
         )
@@ -220,6 +255,7 @@ class _Merge(torch.autograd.Function):
         inter_grads, source_grads, rstd_grads, weight_grad, norm_grad = ctx.bodies.merge_backward(
             torch.zeros_like(tensors[0]) if grad is None else grad, rstd_grad, partial, lse_in, lse, newest, raws,
             tensors[:m], tensors[m:], weight, norm_weight, ctx.num_heads, ctx.norm_eps, grads[:m], grads[m:],
+            ctx.parts,
         )  # fmt: skip
         first = inter_grads or (None, None)
         norm_weight_grad = None if norm_weight is None else norm_grad
@@ -242,7 +278,7 @@ class _Gated(torch.autograd.Function):
         return None, None, grad, *ctx.bodies.gated_backward(grad, *ctx.saved_tensors, ctx.num_heads)
 
 
-_FUNCTIONS: dict[str, Any] = {"inter": _Inter, "merge": _Merge, "gated": _Gated}
+_FUNCTIONS: dict[str, Any] = {"spread": _Spread, "inter": _Inter, "merge": _Merge, "gated": _Gated}
 
 
 def _live_sites(grads: Optionals, lse_grads: Optionals) -> tuple[list[int], list[Tensor], list[Tensor]]:
@@ -255,9 +291,10 @@ def _select(weight: Tensor, live: list[int]) -> Tensor:
     return weight if len(live) == len(weight) else torch.stack([weight[site] for site in live])
 
 
-def _spread(weight_grad: Tensor, live: list[int], weight: Tensor) -> Tensor:
-    if len(live) == len(weight):
+def _for_all_sites(weight_grad: Tensor, live: list[int], count: int) -> Tensor:
+    """The weights' gradient (..., S, D): zero for sites that got none."""
+    if len(live) == count:
         return weight_grad
-    rows = dict(zip(live, weight_grad, strict=True))
-    nothing = torch.zeros_like(weight_grad[0])
-    return torch.stack([rows.get(site, nothing) for site in range(len(weight))])
+    grad = weight_grad.new_zeros((*weight_grad.shape[:-2], count, weight_grad.shape[-1]))
+    grad[..., live, :] = weight_grad
+    return grad
