@@ -13,7 +13,8 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from depthroute.ops.kernels import gated, inter, merge, sums
+from depthroute.ops.kernels import gated, inter, merge
+from depthroute.ops.kernels import sums as sum_kernels
 from depthroute.ops.kernels.settings import (
     MAX_HEAD,
     gated_budget,
@@ -95,7 +96,11 @@ def check_operands(compiled: Any, constants: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    compile_one(sums.sum_weights_kernel, {"BP": 1024, "BB": 256, "BD": sums.COLUMNS}, num_warps=sums.WARPS)
+    compile_one(
+        sum_kernels.sum_weights_kernel,
+        {"BP": sum_kernels.TILE_AT_ONCE, "BD": sum_kernels.TILE_COLUMNS},
+        num_warps=sum_kernels.WARPS,
+    )
     for shape in ((2, 128), (2, 160)):  # heads of one part, and of several
         merges(*shape)
         inters(*shape)

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
-from depthroute.ops.two_phase import algebra, gated_merge, inter, merge
+from depthroute.ops.two_phase import algebra, gated_merge, inter, merge, spread
 from depthroute.ops.two_phase.engine import fusable_eps
 from depthroute.ops.two_phase.operators import Operators
 from depthroute.ops.two_phase.plan import Plan
@@ -140,7 +140,7 @@ def test_the_compiler_sums_the_gradients_of_sources_and_the_kernels_those_of_rst
     backward = Operators.merge_backward
 
     def counted(bodies, *arguments):
-        for name, addends in zip(sums, arguments[-2:], strict=True):
+        for name, addends in zip(sums, arguments[-3:-1], strict=True):
             sums[name] += sum(addend is not None for addend in addends)
         return backward(bodies, *arguments)
 
@@ -209,6 +209,38 @@ def test_the_state_is_a_flat_tuple_that_is_not_changed_and_begins_with_the_sourc
         assert all(torch.equal(a, b) for a, b in zip(state[: site + 1], after[: site + 1], strict=True))
         state = chain.engine.write(after, mix.sin(), site)
         assert torch.equal(state[site + 1], mix.sin())
+
+
+@pytest.mark.parametrize("run", ["eager", "compiled"])
+def test_the_weights_gradients_of_a_tile_are_summed_at_once(run, monkeypatch):
+    calls = []
+    owner = Operators if run == "compiled" else algebra
+    whole = owner.sum_weights
+    monkeypatch.setattr(owner, "sum_weights", lambda *arguments: calls.append(arguments) or whole(*arguments))
+    torch._dynamo.reset()
+    x, upstream = inputs()
+    chain = make(9)
+    compiled = torch.compile(chain, fullgraph=True, backend="aot_eager") if run == "compiled" else chain
+    (compiled(x) * upstream).sum().backward()
+    assert len(calls) == len(chain.engine.plan.starts)
+    assert all(part is not None for *_, parts in calls for part in parts)
+
+
+@pytest.mark.parametrize("sites", [(0,), (1, 2)])
+def test_spread_weights_give_the_gradients_of_whole_ones(sites):
+    """Of a tile of which only some sites are read."""
+
+    def gradient(spread_out):
+        torch.manual_seed(0)
+        weight, sources = leaf(3, 6), [leaf(4, 6) for _ in range(3)]
+        of_inter, of_merges = spread(weight, sources[0], 2, False) if spread_out else (weight, weight.unbind(0))
+        partials, lses, _, _ = inter(sources[:2], [rstd(s, 2) for s in sources[:2]], of_inter, 2, False)
+        outs = [
+            merge(partials[i], lses[i], sources[2:], (), of_merges[i], 2, 1e-6, kernels=False).out.sin() for i in sites
+        ]
+        return torch.autograd.grad(sum(outs).sum(), (weight, *sources))
+
+    assert error(gradient(True), gradient(False)) <= EXACT
 
 
 @pytest.mark.parametrize(("finished", "local"), [(0, 1), (0, 3), (4, 1), (3, 2)])

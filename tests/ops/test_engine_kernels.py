@@ -46,6 +46,7 @@ def test_inter_forward_and_backward_equal_the_algebra(target, case, exact, sums,
     actual = kernels.inter_backward(*arguments)
     assert_close(actual, algebra.inter_backward(*arguments), target[1])
     assert all(torch.equal(a, b) for a, b in zip(flat(actual), flat(kernels.inter_backward(*arguments)), strict=True))
+    assert_equal_in_parts(kernels.inter_backward(*arguments, parts=tokens + 2), actual, 2, target[1])
 
 
 # One head with a norm is no case: the norm's gradient is orthogonal to the mix, and the normaliser's zero.
@@ -72,9 +73,18 @@ def test_merge_forward_and_backward_equal_the_algebra(target, case, sums, poison
     arguments = (draw.row(), rstd_grad, partial, lse_in, lse, newest, raws, sources, rstd, weight, gamma, heads,
                  1e-5, addends, rstd_addends)  # fmt: skip
     wanted = algebra.merge_backward(*arguments)
-    assert_close(kernels.merge_backward(*arguments), wanted, target[1])
+    actual = kernels.merge_backward(*arguments)
+    assert_close(actual, wanted, target[1])
+    assert_equal_in_parts(kernels.merge_backward(*arguments, parts=tokens + 2), actual, 3, target[1])
     with overriding(merge_backward_programs=1):  # which then has one token after the other
         assert_close(kernels.merge_backward(*arguments), wanted, target[1])
+
+
+def assert_equal_in_parts(actual, whole, at, dtype):
+    """With the weights' gradient, which is in place `at`, in more parts than there are tokens: some are zero."""
+    parts = actual[at]
+    assert not parts[-1].any()
+    assert_close((*actual[:at], parts.sum(0), *actual[at + 1 :]), whole, dtype)
 
 
 @on_every_target

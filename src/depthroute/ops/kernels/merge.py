@@ -137,7 +137,7 @@ def merge_backward_kernel(
     D: tl.constexpr = H * K
     program = tl.program_id(0).to(tl.int64)
     run = program * steps * BT
-    steps = tl.minimum(steps, tl.maximum(tl.cdiv(T - run, BT), 0)).to(tl.int32)  # a program past the end leaves zeros as its part
+    steps = tl.minimum(steps, tl.maximum(tl.cdiv(T - run, BT), 0)).to(tl.int32)  # past the end a program leaves zeros
     head = tl.arange(0, BH)
     # A copy for each token: a single one would be brought into the layout of the rows at each use.
     copy_at, copies = column(tl.zeros((BT,), tl.int64), H, K, BH, W), mask_of(tl.full((BT,), 1, tl.int1), H, K, BH, W)
@@ -241,7 +241,8 @@ def merge_backward_kernel(
                     store_factor(_at(rstd_grads[i - 1], tl.float32) + stat, dr, live_stat)
                 store(_at(source_grads[i], dtype), at, d, mask_of(live, H, K, BH, W))
                 dw = add_scaled(dw, u, v)
-    part_at, always = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, W), mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
+    part_at = column(tl.full((1,), 1, tl.int64) * program, H, K, BH, W)
+    always = mask_of(tl.full((1,), 1, tl.int1), H, K, BH, W)
     store(weight_parts, part_at, sum_tokens(dw), always)
     if NORM:
         store(norm_parts, part_at, sum_tokens(dgamma), always)

@@ -14,6 +14,8 @@ from depthroute.ops.kernels.launch import cdiv, launch, plain
 
 COLUMNS, WARPS = 8, 8  # few columns, a sector of memory, so that most of the card takes part
 LEAST_AT_ONCE, MOST_AT_ONCE = 256, 1024  # parts: all that there are, so that they are on their way together
+# Of a tile there are enough columns for whole lines of memory, and then so many parts as fill the registers.
+TILE_COLUMNS, TILE_AT_ONCE = 32, 256
 SLOTS = (8, 16)  # sites of one launch; addresses are padded to these, so that only two variants are compiled
 
 
@@ -37,9 +39,7 @@ def sum_parts_kernel(parts, first_out, second_out, P, W, D, BP: tl.constexpr, BD
 
 
 @triton.jit(do_not_specialize=["has", "P", "B", "S", "D"])
-def sum_weights_kernel(
-    merge_parts, inter_parts, out, has, P, B, S, D, BP: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr
-):
+def sum_weights_kernel(merge_parts, inter_parts, out, has, P, B, S, D, BP: tl.constexpr, BD: tl.constexpr):
     site = tl.program_id(0) % S
     column = tl.program_id(0) // S * BD + tl.arange(0, BD)
     there = column < D
@@ -48,10 +48,10 @@ def sum_weights_kernel(
         parts = tl.where(site == i, tl.cast(merge_parts[i], tl.int64), parts)
     parts = tl.multiple_of(parts.to(tl.pointer_type(tl.float32)), 16)
     count = tl.where((has >> site) & 1 != 0, P, 0)
-    total = tl.sum(_add_parts(tl.zeros((BP, BD), tl.float32), parts, count, D, column, there), 0)
+    acc = _add_parts(tl.zeros((BP, BD), tl.float32), parts, count, D, column, there)
     row = tl.cast(site, tl.int64) * D
-    total += tl.sum(_add_parts(tl.zeros((BB, BD), tl.float32), inter_parts + row, B, S * D, column, there), 0)
-    tl.store(out + row + column, total, mask=there)
+    acc = _add_parts(acc, inter_parts + row, B, S * D, column, there)
+    tl.store(out + row + column, tl.sum(acc, 0), mask=there)
 
 
 def sum_parts(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -64,7 +64,8 @@ def sum_columns(parts: Tensor, first: int, dtype: torch.dtype) -> tuple[Tensor, 
     P, width = parts.shape
     sums, others = parts.new_empty(first), parts.new_empty(width - first, dtype=dtype)
     arguments = (parts, sums, others if width > first else sums, P, width, first)
-    launch(sum_parts_kernel, cdiv(width, COLUMNS), arguments, (_at_once(P), COLUMNS), num_warps=WARPS)
+    at_once = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, triton.next_power_of_2(P)))
+    launch(sum_parts_kernel, cdiv(width, COLUMNS), arguments, (at_once, COLUMNS), num_warps=WARPS)
     return sums, others
 
 
@@ -82,10 +83,6 @@ def sum_weights(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None]
     addresses = [(like if part is None else next(rows)).data_ptr() for part in merge_parts]
     has = sum(1 << site for site, part in enumerate(merge_parts) if part is not None)
     arguments = ((*addresses, *addresses[:1] * (size - S)), like, out, has, P, B, S, D)
-    constants = (_at_once(P), _at_once(B), COLUMNS)
-    launch(sum_weights_kernel, S * cdiv(D, COLUMNS), arguments, constants, num_warps=WARPS)
+    constants = (TILE_AT_ONCE, TILE_COLUMNS)
+    launch(sum_weights_kernel, S * cdiv(D, TILE_COLUMNS), arguments, constants, num_warps=WARPS)
     return out
-
-
-def _at_once(parts: int) -> int:
-    return min(MOST_AT_ONCE, max(LEAST_AT_ONCE, triton.next_power_of_2(parts)))

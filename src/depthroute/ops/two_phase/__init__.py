@@ -12,6 +12,6 @@ the tiles, engine.py runs a chain of sites.
 from depthroute.ops.two_phase.engine import Engine, kernels_for
 from depthroute.ops.two_phase.gated import GatedEngine, gated_merge
 from depthroute.ops.two_phase.plan import Plan
-from depthroute.ops.two_phase.register import Merged, inter, merge
+from depthroute.ops.two_phase.register import Merged, inter, merge, spread
 
-__all__ = ["Engine", "GatedEngine", "Merged", "Plan", "gated_merge", "inter", "kernels_for", "merge"]
+__all__ = ["Engine", "GatedEngine", "Merged", "Plan", "gated_merge", "inter", "kernels_for", "merge", "spread"]

@@ -145,8 +145,8 @@ def merge_backward(
     """Gradients under `grad`, that of what the site read.
 
     `rstd_grad` is the gradient that later readers gave the newest source's rstd. Returns [d partial, d normaliser] or
-    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's (D,) or (parts, D),
-    and the norm weight's (empty without a norm).
+    [], M source gradients (plus `addends`), M - 1 rstd gradients (plus `rstd_addends`), the weight's (D,), or its parts
+    (parts, D), and the norm weight's (empty without a norm).
 
     The mix is made again rather than kept: as it was rounded it would bring its rounding into every gradient of a
     logit, and those nearly cancel in a query's gradient.

@@ -45,11 +45,11 @@ def inter(
     *,
     exact: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Read N finished sources (..., D), of known rstd (..., H), for S sites of weights (S, D), or (B, S, D) of `spread`.
+    """Read N finished sources (..., D), of known rstd (..., H), for S sites of weights (S, D).
 
-    Returns S partial mixes (..., D), their S log-sum-exps (..., H), and the sources and rstd for later readers. With
-    `exact` the rounding of a partial mix does not reach the gradients of its logits; backward, many sources are then
-    passed over twice.
+    The weights may be the (B, S, D) of `spread`. Returns S partial mixes (..., D), their S log-sum-exps (..., H), and
+    the sources and rstd for later readers. With `exact` the rounding of a partial mix does not reach the gradients of
+    its logits; backward, many sources are then passed over twice.
     """
     n, s = len(sources), weight.shape[-2]
     if not torch.is_grad_enabled():
