@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,6 +137,12 @@ def test_a_run_writes_a_row_for_every_case(tmp_path, capsys):
 def test_after_the_budget_no_arm_is_begun(tmp_path):
     rows = route.run(tmp_path, ["small"], ["reference"], "fp32", 0.0, 1.0, device="cpu")
     assert rows[0]["skipped"] == "not measured: over 0 s"
+
+
+def test_the_first_call_has_all_tokens_so_that_a_compiler_tunes_its_kernels_for_them():
+    tokens = []
+    route.check(replace(SMALL, tokens=200), torch.float32, lambda c: tokens.append(len(c.x)) or PLAIN(c), device="cpu")
+    assert tokens == [200, route.CHECKED_TOKENS, route.CHECKED_TOKENS]
 
 
 @pytest.mark.gpu

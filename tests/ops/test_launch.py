@@ -22,6 +22,17 @@ def test_a_pointer_table_holds_every_address_and_a_padding_of_the_last(N, target
     assert len(table) % launch.SPANS[0] == 0
 
 
+@on_fp32
+@pytest.mark.parametrize(("N", "size"), [(3, 1), (20, 1500), (300, 70)])
+def test_the_kernel_of_a_pointer_table_rounds_a_tensor_too(N, size, target, poisoned_memory):
+    tensors = [torch.empty(3, device=target[0]) for _ in range(N)]
+    values = torch.randn(size, device=target[0])
+    out = torch.empty_like(values, dtype=torch.float16)
+    table = launch.pointer_table(tensors, rounded=(values, out)).tolist()
+    assert table[:N] == [tensor.data_ptr() for tensor in tensors]
+    assert torch.equal(out, values.half())
+
+
 class Compiles:
     """A kernel that compiles a variant at each call, as Triton would for a call that it has not seen."""
 

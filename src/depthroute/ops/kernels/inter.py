@@ -316,9 +316,10 @@ def backward(
     weight_parts = weight.new_empty((programs, *weight.shape))
     with on_device(like):
         # A row of the queries is aligned as a token's row is.
-        queries = weight.to(like.dtype)
+        queries = weight if weight.dtype == like.dtype else torch.empty_like(weight, dtype=like.dtype)
         table = pointer_table(
-            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *queries, *sites[1], *sites[2]]
+            [*rows, *sums, *source_grads, *stats, *rstd_sums, *rstd_grads, *sites[0], *queries, *sites[1], *sites[2]],
+            rounded=None if queries is weight else (weight, queries),
         )
         arguments = (table, weight, weight_parts, len(rows), len(weight), T, steps)
         summed, rstd_summed = (any(tensor is not None for tensor in tensors) for tensors in (addends, rstd_addends))

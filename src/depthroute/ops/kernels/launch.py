@@ -12,6 +12,7 @@ from torch import Tensor
 ALIGNMENT = 16  # bytes: one vector load
 SPANS = (16, 64, 256)  # addresses in one launch; every list is padded to these, so only three variants are compiled
 WRITTEN = 16  # of them by one program, so that no thread stores hundreds
+ROUNDED = 1024  # values that one program rounds
 
 _variants: dict[tuple[Any, ...], Any] = {}
 
@@ -21,6 +22,14 @@ def _write(table, addresses, EACH: tl.constexpr):
     program = tl.program_id(0)
     for i in tl.static_range(len(addresses)):
         tl.store(table + i, addresses[i], mask=i // EACH == program)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _write_and_round(table, addresses, values, out, size, EACH: tl.constexpr, BLOCK: tl.constexpr):
+    _write(table, addresses, EACH)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rounded = tl.load(values + at, mask=at < size, other=0.0).to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=at < size)
 
 
 @triton.jit
@@ -41,8 +50,10 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
+def pointer_table(tensors: Sequence[Tensor], rounded: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Addresses of plain tensors as an int64 tensor on their device. The caller keeps the tensors alive.
+
+    rounded: two plain tensors of one shape; the same kernel rounds the first into the second.
 
     They travel as kernel arguments: a copy from the host would wait for the device, and a CUDA graph would replay it
     from memory that has long been something else. Of empty tensors, which have no address, the table is not filled.
@@ -56,7 +67,12 @@ def pointer_table(tensors: Sequence[Tensor]) -> Tensor:
     start = 0
     for span in spans if tensors[0].numel() else ():
         written = tuple(addresses[start : start + span])
-        launch(_write, span // WRITTEN, (table[start:], written), (WRITTEN,), num_warps=1)
+        if rounded is None or start:
+            launch(_write, span // WRITTEN, (table[start:], written), (WRITTEN,), num_warps=1)
+        else:
+            programs = max(span // WRITTEN, cdiv(rounded[0].numel(), ROUNDED))
+            arguments = (table, written, *rounded, rounded[0].numel())
+            launch(_write_and_round, programs, arguments, (WRITTEN, ROUNDED), num_warps=4)
         start += span
     return table
 

@@ -165,17 +165,11 @@ def inter_tile(num_sites: int, head_width: int, itemsize: int, phase: str) -> In
 def inter_budget(tile: InterTile, num_heads: int, itemsize: int, phase: str) -> tuple[int, int]:
     """Registers of a lane in an inter read, and the most programs for one head: as many as then run at once.
 
-    So few registers that many warps run at once and hardly anything spills. Where it would, as backward with chunks of
-    more than 128 channels, all that there may be are faster in spite of fewer warps; so they are where with few no
-    second program would run either. The programs of a backward leave a sum each, so there are not too many of them
-    where there are few heads.
+    Forward so few registers that many warps run at once and nothing spills; backward all that there may be are faster
+    in spite of fewer warps. The programs of a backward leave a sum each, so there are not too many of them where there
+    are few heads.
     """
-    narrow = tile.sites <= 8
-    if phase == "forward":
-        wanted = 128 if narrow else 168
-    else:
-        few = narrow and tile.width * tile.parts <= CHUNK[2] and _resident(tile.warps, 168) > 1
-        wanted = 168 if few else MAX_REGISTERS
+    wanted = MAX_REGISTERS if phase == "backward" else 128 if tile.sites <= 8 else 168
     registers = _registers(_overrides.get(f"inter_{phase}_registers", wanted), tile.warps)
     resident = min(_resident(tile.warps, registers), SHARED // (inter_shared(tile, itemsize, phase) + RESERVED))
     programs = max(1, MULTIPROCESSORS * resident // num_heads)
