@@ -98,7 +98,7 @@ def check_operands(compiled: Any, constants: dict[str, Any]) -> None:
 if __name__ == "__main__":
     compile_one(
         sum_kernels.sum_weights_kernel,
-        {"BP": sum_kernels.TILE_AT_ONCE, "BD": sum_kernels.TILE_COLUMNS},
+        {"BP": sum_kernels.TILE_AT_ONCE, "BD": sum_kernels.TILE_COLUMNS, "OF_MERGE": 2, "OF_INTER": 1},
         num_warps=sum_kernels.WARPS,
     )
     for shape in ((2, 128), (2, 160)):  # heads of one part, and of several

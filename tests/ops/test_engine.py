@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -317,17 +318,31 @@ def test_the_fused_norm_rounds_as_the_module_does():
     assert torch.equal(algebra.rms_norm(x, norm.weight, norm.variance_epsilon), norm(x))
 
 
+def sizes_of(plan):
+    return [plan.tile(start)[1] - start for start in plan.starts]
+
+
 @pytest.mark.parametrize("sites", [1, 2, 5, 25, 33, 49, 73, 100, 129, 257, 400])
 def test_tiles_cover_every_site_once_and_fit_the_kernels(sites):
     plan = Plan.full(sites)
-    ends = [plan.tile(start)[1] for start in plan.starts]
-    assert list(plan.starts) == [0, *ends[:-1]]
-    assert ends[-1] == sites
-    sizes = [end - start for start, end in zip(plan.starts, ends, strict=True)]
-    assert max(sizes) - min(sizes) <= 1
+    sizes = sizes_of(plan)
+    assert list(plan.starts) == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sum(sizes) == sites
+    assert sizes == sorted(sizes)
     assert max(sizes) <= 16
     assert all(plan.tile(site) == plan.tile(plan.tile(site)[0]) for site in range(sites))
 
 
 def test_tiles_of_the_papers_models():
-    assert [len(Plan.full(sites).starts) for sites in (25, 49, 73)] == [5, 7, 10]
+    wanted = {25: (3, 4, 5, 6, 7), 49: (5, 6, 7, 7, 8, 8, 8), 73: (5, 6, 7, 7, 8, 8, 8, 8, 8, 8)}
+    assert {sites: tuple(sizes_of(Plan.full(sites))) for sites in wanted} == wanted
+
+
+@pytest.mark.parametrize(("sites", "tiles", "most"), [(3, 3, 8), (9, 3, 4), (12, 4, 8), (14, 4, 4), (16, 3, 7)])
+def test_no_other_tiles_move_fewer_rows(sites, tiles, most):
+    def rows(sizes):
+        return sum(2 * size**2 + 4 * sum(sizes[:i]) for i, size in enumerate(sizes))
+
+    others = itertools.product(range(1, most + 1), repeat=tiles)
+    least = min(rows(sizes) for sizes in others if sum(sizes) == sites)
+    assert rows(sizes_of(Plan.of_tiles(sites, tiles, most))) == least

@@ -99,6 +99,19 @@ def _queries(
 
 
 @triton.jit
+def _over_chunks(x):
+    """The sum over chunks, [rows, sites].
+
+    A plain sum over warps would go through shared memory with the warp as the innermost dimension, in the same bank
+    for all lanes. Gathered (each where it is), the chunks come into lanes of one warp first, with no conflict.
+    """
+    if x.shape[0] > 1:
+        chunk = tl.broadcast_to(tl.arange(0, x.shape[0])[:, None, None], x.shape)
+        x = tl.gather(x, chunk, 0)
+    return tl.sum(x, 0)
+
+
+@triton.jit
 def _products(v, r, low, pairs, z, there, dtype: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr):
     """<source, query>, weight and <upstream gradient, source> of some sources, each [BN, BS]."""
     both = tl.zeros((C, BN, 2 * BS), tl.float32)
@@ -108,8 +121,9 @@ def _products(v, r, low, pairs, z, there, dtype: tl.constexpr, C: tl.constexpr, 
         both = tl.dot(x, tl.trans(dealt(pairs[i], dtype), (0, 2, 1)), both, input_precision="ieee")
         if dtype != tl.float32:
             rest = tl.dot(x, low[i], rest, input_precision="ieee")
-    dp, raw = tl.split(tl.trans(tl.reshape(tl.sum(both, 0), (BN, 2, BS)), (0, 2, 1)))
-    raw += tl.sum(rest, 0)
+    dp, raw = tl.split(tl.trans(tl.reshape(both, (C, BN, 2, BS)), (0, 1, 3, 2)))
+    both = tl.reshape(tl.trans(tl.join(dp, raw + rest), (0, 1, 3, 2)), (C, BN, 2 * BS))
+    dp, raw = tl.split(tl.trans(tl.reshape(_over_chunks(both), (BN, 2, BS)), (0, 2, 1)))
     p = tl.where(there[:, None], tl.exp(raw * r[:, None] - z[None, :]), 0.0)
     return raw, p, dp
 

@@ -33,6 +33,7 @@ QUARTERS = 4
 SHARED = 233472  # bytes of shared memory
 RESERVED = 1024  # of them, for each program beside its own
 MAX_REGISTERS = 255  # of a lane
+MOST_PARTS = 512  # in which a merge leaves a weight's gradient: what is summed has no nearly empty round
 INTERPRETED_PROGRAMS = 3  # of a backward, whose programs leave a sum each
 
 _overrides: dict[str, Any] = {}
@@ -185,7 +186,8 @@ def weight_parts(num_sites: int, width: int, num_heads: int, dtype: torch.dtype)
     """
     head_width, itemsize = width // num_heads, dtype.itemsize
     inter = inter_budget(inter_tile(num_sites, head_width, itemsize, "backward"), num_heads, itemsize, "backward")
-    return inter[1], merge_budget(merge_tile(num_heads, head_width, itemsize, "backward"), itemsize, 1)[1]
+    merge = merge_budget(merge_tile(num_heads, head_width, itemsize, "backward"), itemsize, 1)
+    return inter[1], min(merge[1], MOST_PARTS)
 
 
 def inter_shared(tile: InterTile, itemsize: int, phase: str) -> int:

@@ -14,32 +14,41 @@ from depthroute.ops.kernels.launch import cdiv, launch, plain
 
 COLUMNS, WARPS = 8, 8  # few columns, a sector of memory, so that most of the card takes part
 LEAST_AT_ONCE, MOST_AT_ONCE = 256, 1024  # parts: all that there are, so that they are on their way together
-# Of a tile there are enough columns for whole lines of memory, and then so many parts as fill the registers.
-TILE_COLUMNS, TILE_AT_ONCE = 32, 256
+TILE_COLUMNS, TILE_AT_ONCE = 32, 256  # of a tile there are enough columns for whole lines of memory
 SLOTS = (8, 16)  # sites of one launch; addresses are padded to these, so that only two variants are compiled
-
-
-@triton.jit
-def _add_parts(acc, parts, P, W, column, there):
-    """acc [parts at once, columns], with those columns of P rows of W values added."""
-    for first in range(0, P, acc.shape[0]):
-        part = first + tl.arange(0, acc.shape[0])
-        at = part[:, None].to(tl.int64) * W + column[None, :]
-        acc += tl.load(parts + at, mask=(part < P)[:, None] & there[None, :], other=0.0)
-    return acc
 
 
 @triton.jit(do_not_specialize=["P", "W", "D"])
 def sum_parts_kernel(parts, first_out, second_out, P, W, D, BP: tl.constexpr, BD: tl.constexpr):
     column = tl.program_id(0) * BD + tl.arange(0, BD)
-    total = tl.sum(_add_parts(tl.zeros((BP, BD), tl.float32), parts, P, W, column, column < W), 0)
+    acc = tl.zeros((BP, BD), tl.float32)
+    for first in range(0, P, BP):
+        part = first + tl.arange(0, BP)
+        at = part[:, None].to(tl.int64) * W + column[None, :]
+        acc += tl.load(parts + at, mask=(part < P)[:, None] & (column < W)[None, :], other=0.0)
+    total = tl.sum(acc, 0)
     tl.store(first_out + column, total, mask=column < D)
     second = tl.where(column < D, 0, column - D)
     tl.store(second_out + second, total.to(second_out.dtype.element_ty), mask=(column >= D) & (column < W))
 
 
+@triton.jit
+def _all_parts(parts, count, W, column, there, BP: tl.constexpr, ROUNDS: tl.constexpr):
+    """Those columns of all rows of W values, on their way at once: one tensor [BP, columns] for each round."""
+    values = ()  # type: tuple[tl.tensor, ...]
+    for i in tl.static_range(ROUNDS):
+        part = i * BP + tl.arange(0, BP)
+        at = part[:, None].to(tl.int64) * W + column[None, :]
+        mask = (part < count)[:, None] & there[None, :]
+        values = values + (tl.load(parts + at, mask=mask, other=0.0),)  # noqa: RUF005
+    return values
+
+
 @triton.jit(do_not_specialize=["has", "P", "B", "S", "D"])
-def sum_weights_kernel(merge_parts, inter_parts, out, has, P, B, S, D, BP: tl.constexpr, BD: tl.constexpr):
+def sum_weights_kernel(
+    merge_parts, inter_parts, out, has, P, B, S, D,
+    BP: tl.constexpr, BD: tl.constexpr, OF_MERGE: tl.constexpr, OF_INTER: tl.constexpr,
+):  # fmt: skip
     site = tl.program_id(0) % S
     column = tl.program_id(0) // S * BD + tl.arange(0, BD)
     there = column < D
@@ -48,9 +57,14 @@ def sum_weights_kernel(merge_parts, inter_parts, out, has, P, B, S, D, BP: tl.co
         parts = tl.where(site == i, tl.cast(merge_parts[i], tl.int64), parts)
     parts = tl.multiple_of(parts.to(tl.pointer_type(tl.float32)), 16)
     count = tl.where((has >> site) & 1 != 0, P, 0)
-    acc = _add_parts(tl.zeros((BP, BD), tl.float32), parts, count, D, column, there)
     row = tl.cast(site, tl.int64) * D
-    acc = _add_parts(acc, inter_parts + row, B, S * D, column, there)
+    of_merge = _all_parts(parts, count, D, column, there, BP, OF_MERGE)
+    of_inter = _all_parts(inter_parts + row, B, S * D, column, there, BP, OF_INTER)
+    acc = tl.zeros((BP, BD), tl.float32)
+    for i in tl.static_range(OF_MERGE):
+        acc += of_merge[i]
+    for i in tl.static_range(OF_INTER):
+        acc += of_inter[i]
     tl.store(out + row + column, tl.sum(acc, 0), mask=there)
 
 
@@ -83,6 +97,6 @@ def sum_weights(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None]
     addresses = [(like if part is None else next(rows)).data_ptr() for part in merge_parts]
     has = sum(1 << site for site, part in enumerate(merge_parts) if part is not None)
     arguments = ((*addresses, *addresses[:1] * (size - S)), like, out, has, P, B, S, D)
-    constants = (TILE_AT_ONCE, TILE_COLUMNS)
+    constants = (TILE_AT_ONCE, TILE_COLUMNS, cdiv(P, TILE_AT_ONCE), cdiv(B, TILE_AT_ONCE))
     launch(sum_weights_kernel, S * cdiv(D, TILE_COLUMNS), arguments, constants, num_warps=WARPS)
     return out
