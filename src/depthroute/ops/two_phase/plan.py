@@ -39,8 +39,8 @@ class Plan:
         """
         sizes = [1] * tiles
         for _ in range(num_sites - tiles):
-            tile = min((i for i in range(tiles) if sizes[i] < most), key=lambda i: sizes[i] - i)
-            sizes[tile] += 1
+            costs = [size - tile if size < most else num_sites for tile, size in enumerate(sizes)]
+            sizes[costs.index(min(costs))] += 1
         return Plan(num_sites, tuple(sum(sizes[:i]) for i in range(tiles)))
 
     @staticmethod
