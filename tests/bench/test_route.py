@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from depthroute.bench import chains, peers, route, timing
 from depthroute.bench.chains import Shape
@@ -131,6 +132,27 @@ def test_a_run_writes_a_row_for_every_case(tmp_path, capsys):
     assert "skipped" in rows[2]
     assert json.loads((tmp_path / "route.json").read_text())["rows"] == json.loads(json.dumps(rows))
     assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("clocks")
+def test_what_is_measured_was_compiled_after_all_were_checked(monkeypatch):
+    made = []
+
+    def runner(arm, shape):
+        made.append(run := functools.partial(PLAIN))
+        return run
+
+    monkeypatch.setattr(route, "runner", runner)
+    checked = route.Checked(route.Case("small", SMALL, torch.float32, "engine-compiled", "cpu"))
+    assert checked.run is made[0]
+    checked.measure(1e12)
+    assert checked.run is made[1]
+
+
+def test_a_compiled_arm_keeps_no_choice_of_kernels(monkeypatch):
+    monkeypatch.setattr(inductor_config, "autotune_local_cache", True)
+    route._compiled(PLAIN)
+    assert not inductor_config.autotune_local_cache
 
 
 @pytest.mark.usefixtures("clocks")
