@@ -105,6 +105,20 @@ def test_a_chain_with_fused_norms_equals_reads_one_by_one(target, poisoned_memor
     assert error([stack(found)], [stack(expected)]) <= 1.5 * error([stack(plain)], [stack(expected)])
 
 
+@on_gpu
+def test_a_chain_on_another_device_than_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+
+    def on(device):
+        options = {"dtype": torch.bfloat16, "device": device, "width": 64}
+        found = results(make(9, mode="kernels", norm=True, **options), *inputs(**options))
+        return [tensor.cpu() for tensor in found if tensor is not None]
+
+    with torch.cuda.device(0):
+        assert all(torch.equal(a, b) for a, b in zip(on("cuda:1"), on("cuda:0"), strict=True))
+
+
 # (dtype, sites, width, heads, has norms): tiles of 8 and of 16 sites, heads of one part, of two, of several chunks. One
 # head is tried as models have it, with a norm behind every read (docs/operator.md says what a chain without loses).
 CHAINS = [

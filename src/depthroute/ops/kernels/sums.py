@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from depthroute.ops.kernels.launch import cdiv, launch, plain
+from depthroute.ops.kernels.launch import cdiv, launch, on_device, plain
 
 COLUMNS, WARPS = 8, 8  # few columns, a sector of memory, so that most of the card takes part
 LEAST_AT_ONCE, MOST_AT_ONCE = 256, 1024  # parts: all that there are, so that they are on their way together
@@ -98,5 +98,6 @@ def sum_weights(inter_parts: Tensor | None, merge_parts: Sequence[Tensor | None]
     has = sum(1 << site for site, part in enumerate(merge_parts) if part is not None)
     arguments = ((*addresses, *addresses[:1] * (size - S)), like, out, has, P, B, S, D)
     constants = (TILE_AT_ONCE, TILE_COLUMNS, cdiv(P, TILE_AT_ONCE), cdiv(B, TILE_AT_ONCE))
-    launch(sum_weights_kernel, S * cdiv(D, TILE_COLUMNS), arguments, constants, num_warps=WARPS)
+    with on_device(out):
+        launch(sum_weights_kernel, S * cdiv(D, TILE_COLUMNS), arguments, constants, num_warps=WARPS)
     return out

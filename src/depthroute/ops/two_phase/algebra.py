@@ -199,8 +199,7 @@ def _in_parts(grad: Tensor, parts: int | None) -> Tensor:
 
 
 def weight_parts(num_sites: int, width: int, num_heads: int, dtype: torch.dtype) -> tuple[int, int]:
-    """In how many parts the backward of an inter read for so many sites, and that of a merge, best leave the weights'
-    gradients."""
+    """As how many parts the weights' gradients are best left: by an inter read for so many sites, and by a merge."""
     return 1, 1
 
 
