@@ -149,10 +149,10 @@ def test_what_is_measured_was_compiled_after_all_were_checked(monkeypatch):
     assert checked.run is made[1]
 
 
-def test_a_compiled_arm_keeps_no_choice_of_kernels(monkeypatch):
-    monkeypatch.setattr(inductor_config, "autotune_local_cache", True)
-    route._compiled(PLAIN)
-    assert not inductor_config.autotune_local_cache
+def test_a_compiled_arm_keeps_no_choice_of_kernels():
+    with inductor_config.patch(autotune_local_cache=True):
+        route._compiled(PLAIN)
+        assert not inductor_config.autotune_local_cache
 
 
 @pytest.mark.usefixtures("clocks")
